@@ -1,0 +1,40 @@
+# `make` alone lists what can be done.
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test bench lint format lock clean
+
+BIN := .venv/bin
+PYTEST_ARGS ?=
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
+		|| sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1  \2/p' $(MAKEFILE_LIST)
+
+setup:  ## build .venv from the lock, install Java, RabbitMQ and Redis where missing
+	@scripts/setup
+
+demo: setup  ## run a whole cluster here: embedded broker, three workers, mixed tasks
+	@$(BIN)/umbel demo
+
+test: setup lint  ## check everything: lint, types, layers, tests (PYTEST_ARGS="-k name")
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+bench: setup  ## measure the cost of a task over the raw transport
+	@$(BIN)/python benchmarks/overhead.py
+
+lint: setup  ## style, formatting, types, layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup  ## put the code into shape
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+lock: setup  ## pin the development environment anew (LOCK_ARGS=--upgrade for the newest)
+	@scripts/lock $(LOCK_ARGS)
+
+clean:  ## remove what was built, .venv included
+	rm -rf .venv .umbel .make build dist src/*.egg-info
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

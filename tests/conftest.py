@@ -1,0 +1,114 @@
+"""Fixtures for all tests: private brokers, started when the first test asks for one.
+
+- `redis_server`, `rabbitmq_server`   the servers themselves, one each per run (tests/servers.py)
+- `redis_url`                         an empty Redis database of its own
+- `amqp_url`                          a RabbitMQ virtual host of its own
+- `broker_url`                        both in turn: the test runs twice
+- `start`                             starts programs and ends them with the test
+- `worker`                            starts workers, waits until they are ready
+
+A test that kills, pauses or restarts a server leaves it running again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+
+from tests.servers import Missing, RabbitMQServer, RedisServer
+from tests.workers import Program, WorkerProcess
+
+hypothesis.settings.register_profile("local", deadline=None)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _terminate_like_interrupt() -> Iterator[None]:
+    """Clean up on SIGTERM too, as on an interrupt from the keyboard."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    yield from _run(RedisServer, tmp_path_factory.mktemp("redis"))
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQServer]:
+    yield from _run(RabbitMQServer, tmp_path_factory.mktemp("rabbitmq"))
+
+
+def _run(kind: Any, directory: Path) -> Iterator[Any]:
+    try:
+        server = kind(directory)
+    except Missing as exc:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"{exc} is not installed: run 'make setup'")
+    try:
+        server.start()
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisServer) -> str:
+    db = next(_numbers) % RedisServer.DATABASES_COUNT
+    redis_server.client(db).flushdb()
+    return redis_server.url_of(db)
+
+
+@pytest.fixture
+def amqp_url(rabbitmq_server: RabbitMQServer) -> Iterator[str]:
+    vhost = f"test-{next(_numbers)}"
+    yield rabbitmq_server.add_vhost(vhost)
+    rabbitmq_server.delete_vhost(vhost)
+
+
+@pytest.fixture(params=["redis", "amqp"])
+def broker_url(request: pytest.FixtureRequest) -> str:
+    url: str = request.getfixturevalue(f"{request.param}_url")
+    return url
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Program]]:
+    """`start(command, cwd=..., env=...)` gives a running `Program`; cwd defaults to tmp_path."""
+    programs: list[Program] = []
+
+    def start_program(command: Sequence[str], **options: Any) -> Program:
+        program = Program(command, **{"cwd": tmp_path, **options})
+        programs.append(program)
+        return program
+
+    yield start_program
+    for program in programs:
+        program.kill()
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]:
+    """`worker(app, args, cwd=..., env=...)` gives a worker that is ready."""
+    workers: list[WorkerProcess] = []
+
+    def start_worker(app: str, args: Sequence[str] = (), **options: Any) -> WorkerProcess:
+        process = WorkerProcess(app, args, **{"cwd": tmp_path, **options})
+        workers.append(process)
+        return process.wait_until_ready()
+
+    yield start_worker
+    for process in workers:
+        process.kill()
