@@ -1,0 +1,216 @@
+"""Bodies and their content types: what is accepted, and how it is read and written.
+
+Three serializers exist: json (the default), msgpack, and yaml when its package is installed.
+Pickle is known by name only, to refuse it: reading it means running code that the sender
+chose. Which of the three are read is decided by the caller's accept set, before a single byte
+is looked at.
+
+Reading raises nothing but `Refusal`; writing raises `EncodeError`, or `ImproperlyConfigured`
+for a serializer that does not exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from umbel.exceptions import ImproperlyConfigured
+from umbel.wire.jsontext import (
+    EncodeError,
+    check_depth,
+    dumps_json,
+    loads_json,
+    too_deep,
+    undecodable,
+)
+from umbel.wire.limits import (
+    CONTENT_DISALLOWED,
+    CONTENT_UNKNOWN,
+    DEFAULT_LIMITS,
+    TOO_BIG,
+    Limits,
+    Refusal,
+)
+from umbel.wire.reprs import safe_repr
+from umbel.wire.yamltext import dumps_yaml, loads_yaml, yaml_module
+
+__all__ = [
+    "JSON",
+    "MSGPACK",
+    "PICKLE",
+    "YAML",
+    "EncodeError",
+    "Encoded",
+    "accept_set",
+    "as_bytes",
+    "decode",
+    "dumps_json",
+    "encode",
+    "ensure_accepted",
+    "loads_json",
+    "serializer_type",
+]
+
+JSON: Final = "application/json"
+MSGPACK: Final = "application/x-msgpack"
+YAML: Final = "application/x-yaml"
+PICKLE: Final = "application/x-python-serialize"
+
+CONTENT_TYPES: Final = {"json": JSON, "msgpack": MSGPACK, "yaml": YAML}
+_NAMES: Final = {JSON: "json", MSGPACK: "msgpack", YAML: "yaml", PICKLE: "pickle"}
+_CHOICES: Final = "json, msgpack, yaml"
+
+
+class Encoded(NamedTuple):
+    """A body and what its message says about it."""
+
+    body: bytes
+    content_type: str
+    content_encoding: str
+
+
+def encode(value: Any, serializer: str = "json") -> Encoded:
+    """`value` written by a serializer given by name or content type."""
+    content_type = serializer_type(serializer)
+    if content_type == JSON:
+        return Encoded(dumps_json(value), JSON, "utf-8")
+    if content_type == MSGPACK:
+        return Encoded(_dumps_msgpack(value), MSGPACK, "binary")
+    return Encoded(dumps_yaml(value), YAML, "utf-8")
+
+
+def decode(
+    body: bytes | str | memoryview | bytearray,
+    content_type: str,
+    content_encoding: str | None,  # peers ignore it for these types, and so do we
+    *,
+    accept: frozenset[str],
+    limits: Limits = DEFAULT_LIMITS,
+) -> Any:
+    """The value of a body, if its type is accepted and it is within the limits."""
+    ensure_accepted(content_type, accept)
+    data = body if type(body) is bytes else as_bytes(body, limits)
+    if len(data) > limits.body_bytes:
+        raise _too_big(len(data), limits)
+    if content_type == JSON:
+        return loads_json(data, limits)
+    if content_type == MSGPACK:
+        return _loads_msgpack(data, limits)
+    return loads_yaml(data, limits)
+
+
+def accept_set(names: Iterable[str]) -> frozenset[str]:
+    """The content types of serializers given by name or content type."""
+    return frozenset(serializer_type(name) for name in names)
+
+
+def serializer_type(name: str) -> str:
+    """The content type of one serializer, given by name or content type, if it exists here."""
+    content_type = CONTENT_TYPES.get(name)
+    if content_type is None:
+        content_type = name
+        if name in ("pickle", PICKLE):
+            raise ImproperlyConfigured(
+                "serializer 'pickle' is never used, as reading it runs the sender's code:"
+                f" choose one of {_CHOICES}"
+            )
+        if name not in CONTENT_TYPES.values():
+            raise ImproperlyConfigured(
+                f"unknown serializer {safe_repr(name, 80)}: choose one of {_CHOICES}"
+            )
+    if content_type == YAML and yaml_module() is None:
+        raise ImproperlyConfigured(
+            "serializer 'yaml' needs the package PyYAML: install it, or choose json or msgpack"
+        )
+    return content_type
+
+
+def ensure_accepted(content_type: object, accept: frozenset[str]) -> None:
+    """Refuse a content type that is not accepted or not known."""
+    name = _NAMES.get(content_type) if isinstance(content_type, str) else None
+    if name is not None and content_type in accept and name != "pickle":
+        return
+    if name is None:
+        raise Refusal(
+            CONTENT_UNKNOWN,
+            f"unknown content type {safe_repr(content_type, 80)}: send one of {_CHOICES}",
+        )
+    if name == "pickle":
+        way_out = f"it is never accepted, send one of {_CHOICES}"
+    else:
+        way_out = f"add {name!r} to accept_content, or send one of {', '.join(sorted(accept))}"
+    raise Refusal(CONTENT_DISALLOWED, f"refused content of type {name} ({content_type}): {way_out}")
+
+
+def as_bytes(body: bytes | str | memoryview | bytearray, limits: Limits) -> bytes:
+    """A body as bytes, whatever the transport made of it, if it is not too big."""
+    if type(body) is bytes:
+        data = body
+    elif isinstance(body, str):
+        if len(body) > limits.body_bytes:
+            raise _too_big(len(body), limits)
+        try:
+            data = body.encode("utf-8")
+        except UnicodeEncodeError as exc:
+            raise undecodable("utf-8", exc) from None
+    elif isinstance(body, bytes | bytearray | memoryview):
+        size = body.nbytes if isinstance(body, memoryview) else len(body)
+        if size > limits.body_bytes:
+            raise _too_big(size, limits)
+        data = bytes(body)
+    else:
+        raise undecodable("content", f"expected bytes, got {type(body).__name__}")
+    if len(data) > limits.body_bytes:
+        raise _too_big(len(data), limits)
+    return data
+
+
+def _too_big(size: int, limits: Limits) -> Refusal:
+    return Refusal(
+        TOO_BIG,
+        f"the body has {size} bytes, more than {limits.body_bytes}:"
+        " send less, or a reference to the data",
+    )
+
+
+def _plain_for_msgpack(value: Any) -> Any:
+    """What to write for subclasses of plain types and for classes that say so themselves."""
+    reduce = getattr(value, "__json__", None)
+    if reduce is not None:
+        return reduce()
+    if isinstance(value, str):
+        return str.__str__(value)
+    plain: type[Any]
+    for plain in (int, float, bytes, dict, list, tuple):
+        if isinstance(value, plain):
+            return plain(value)
+    raise TypeError(f"{type(value).__name__} has no msgpack form")
+
+
+_pack: Final = msgspec.msgpack.Encoder(enc_hook=_plain_for_msgpack).encode
+_unpack: Final = msgspec.msgpack.Decoder().decode
+
+
+def _dumps_msgpack(value: Any) -> bytes:
+    try:
+        return _pack(value)
+    except Exception as exc:  # somebody's __json__ may raise anything
+        raise EncodeError(
+            f"cannot write {safe_repr(value, 80)} as msgpack: {exc}: pass plain values"
+        ) from exc
+
+
+def _loads_msgpack(data: bytes, limits: Limits) -> Any:
+    try:
+        value = _unpack(data)
+    except RecursionError:
+        raise too_deep(limits) from None
+    except MemoryError:
+        raise Refusal(TOO_BIG, "there is not enough memory to decode the body") from None
+    except Exception as exc:  # noqa: BLE001 - whatever is wrong with it, it is not msgpack
+        raise undecodable("msgpack", exc) from None
+    if len(data) > limits.depth:
+        check_depth(value, limits)
+    return value
