@@ -1,0 +1,122 @@
+"""Connections to brokers: addresses, failover lists, and the embedded server.
+
+Everything that opens a broker connection comes through `connect`. It turns the embedded
+address into the private server of this directory, gives polling transports a short interval,
+and refuses an address that no transport can serve before anything is started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from kombu import Connection
+from kombu.transport import TRANSPORT_ALIASES, resolve_transport
+
+from umbel.broker import embedded
+from umbel.exceptions import ImproperlyConfigured
+from umbel.wire.masking import masked_url
+
+# In-process and file transports look for messages at this interval when a queue is empty.
+POLLING_INTERVAL_S = 0.02
+# One lease per directory, kept while the process lives.
+_leases: dict[Path, embedded.Lease] = {}
+_POLLING_TRANSPORTS = frozenset({"memory", "filesystem"})
+
+
+def addresses(url: str | Sequence[str]) -> list[str]:
+    """The broker addresses in `url`: a list, or one string with `;` between them."""
+    parts = url.split(";") if isinstance(url, str) else [p for u in url for p in u.split(";")]
+    return [part.strip() for part in parts if part.strip()]
+
+
+def masked(url: str | Sequence[str]) -> str:
+    """The addresses as they may be shown: without passwords."""
+    return ";".join(masked_url(part) for part in addresses(url))
+
+
+def is_embedded(url: str | Sequence[str]) -> bool:
+    """Whether `url` means the private server of this directory."""
+    found = addresses(url)
+    return len(found) == 1 and found[0].startswith(embedded.EMBEDDED_URL)
+
+
+def resolve(url: str, directory: Path | None) -> str:
+    """The address to connect to; joins (or starts) the embedded server when it is meant."""
+    if not url.startswith(embedded.EMBEDDED_URL):
+        return url
+    chosen = (directory or Path()).absolute()
+    lease = _leases.get(chosen)
+    if lease is None:
+        lease = _leases.setdefault(chosen, embedded.join(directory))
+    return lease.url
+
+
+def leave_embedded() -> None:
+    """Let go of every embedded server that this process has joined; done at exit anyway."""
+    while _leases:
+        _leases.popitem()[1].close()
+
+
+def check(url: str | Sequence[str], setting: str = "broker_url") -> None:
+    """Refuse addresses that name no transport that is installed here."""
+    found = addresses(url)
+    if not found:
+        raise ImproperlyConfigured(
+            f"{setting} is empty: give an address such as redis://localhost/0, or leave it out "
+            "for the embedded broker"
+        )
+    for one in found:
+        _check_one(one, setting)
+
+
+def _check_one(url: str, setting: str) -> None:
+    if url.startswith(embedded.EMBEDDED_URL):
+        return
+    scheme, separator, _ = url.partition("://")
+    if not separator:
+        raise ImproperlyConfigured(
+            f"{setting} {masked_url(url)!r} is not an address: "
+            "it must look like redis://host:port/db or amqp://user:password@host:port/vhost"
+        )
+    try:
+        urlsplit(url).port  # noqa: B018 - the access is the check
+    except ValueError as exc:
+        raise ImproperlyConfigured(f"{setting} {masked(url)!r}: {exc}") from None
+    name = scheme.split("+", 1)[0].lower()
+    try:
+        resolve_transport(name)
+    except KeyError:
+        known = ", ".join(sorted(set(TRANSPORT_ALIASES) - {"pyamqp", "librabbitmq"}))
+        raise ImproperlyConfigured(
+            f"{setting} {masked(url)!r} names the unknown transport {name!r}: "
+            f"choose one of embedded, {known}"
+        ) from None
+    except ImportError as exc:
+        raise ImproperlyConfigured(
+            f"{setting} {masked(url)!r} needs a package that is not installed: {exc}"
+        ) from None
+
+
+def connect(
+    url: str | Sequence[str],
+    *,
+    directory: Path | None = None,
+    transport_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Connection:
+    """A new, unopened connection to the first of these brokers that will answer."""
+    check(url)
+    resolved = [resolve(one, directory) for one in addresses(url)]
+    chosen = dict(transport_options or {})
+    if resolved[0].split(":", 1)[0].lower() in _POLLING_TRANSPORTS:
+        chosen.setdefault("polling_interval", POLLING_INTERVAL_S)
+    target: Any = resolved if len(resolved) > 1 else resolved[0]
+    return Connection(target, transport_options=chosen, **options)
+
+
+def driver(connection: Connection) -> str:
+    """The kind of transport behind a connection: `redis`, `amqp`, `memory`, ..."""
+    return str(connection.transport.driver_type)
