@@ -1,0 +1,714 @@
+"""Every setting that takes effect: its type, its default, and its trade-off.
+
+The names are Celery's, lower case, and so are the defaults unless `differs` says why not. The
+trade-off says what raising the value (or switching it on) buys and what it costs. A name that
+Celery knows and that does nothing here is in `app.inert_settings`, with the reason. The page
+docs/settings.md is written from these tables (`python -m umbel.app.settings_page`), and
+`app.conf` checks and keeps the values.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from umbel.app.setting_kinds import (
+    BACKEND,
+    BOOL,
+    COMPRESSION,
+    DICT,
+    EXCHANGE_TYPE,
+    LOG_FORMAT,
+    LOG_LEVEL,
+    PATH,
+    RATE,
+    SERIALIZER,
+    TEXT,
+    TIMEZONE,
+    URLS,
+    WHOLE_SECONDS,
+    Kind,
+    choice,
+    either,
+    integer,
+    number,
+    optional,
+    seconds,
+    strings,
+)
+from umbel.app.setting_objects import (
+    ANNOTATIONS,
+    FUNCTION,
+    QUEUES,
+    RETRY_POLICY,
+    ROUTES,
+    SSL,
+)
+
+POOLS = ("prefork", "threads", "gevent", "asyncio", "solo")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting; `differs` is why its default is not Celery's, or that it is Umbel's own."""
+
+    name: str
+    kind: Kind
+    default: Any
+    trade_off: str
+    differs: str = ""
+
+
+_PRIORITY = integer(0, 255)
+_POSITIVE = integer(1)
+
+BROKER = (
+    Setting(
+        "broker_url",
+        URLS,
+        "embedded://",
+        "The broker; the next of several is tried when one fails, so more addresses buy "
+        "availability but only if those brokers share their queues. The embedded one needs no "
+        "set-up and serves one directory of one machine.",
+        differs="no broker configured means the embedded one, not a RabbitMQ on this host",
+    ),
+    Setting(
+        "broker_read_url",
+        optional(URLS),
+        None,
+        "Workers consume from here instead of `broker_url`: spreads load over two brokers, at the "
+        "price of a bridge between them that is yours to run.",
+    ),
+    Setting(
+        "broker_write_url",
+        optional(URLS),
+        None,
+        "Tasks are published here instead of `broker_url`; see `broker_read_url`.",
+    ),
+    Setting(
+        "broker_transport_options",
+        DICT,
+        {},
+        "Passed to the transport. On Redis `visibility_timeout` is the one that matters: raising "
+        "it lets long late-acknowledged tasks run once, and delays the tasks of a dead worker by "
+        "as much.",
+    ),
+    Setting(
+        "broker_connection_timeout",
+        optional(seconds()),
+        4.0,
+        "Seconds to wait for a connection: more forgives a slow network, less fails over sooner.",
+    ),
+    Setting(
+        "broker_connection_retry",
+        BOOL,
+        True,
+        "Reconnect after a loss. Off, the worker ends and its supervisor decides, which costs the "
+        "tasks that were running.",
+    ),
+    Setting(
+        "broker_connection_retry_on_startup",
+        optional(BOOL),
+        None,
+        "Keep trying when the broker is away at start; None follows `broker_connection_retry`. On "
+        "survives any start order; off shows a wrong address at once.",
+    ),
+    Setting(
+        "broker_connection_max_retries",
+        optional(integer(0)),
+        100,
+        "Attempts before giving up; None or 0 never does. More outlasts longer outages, fewer "
+        "bring the supervisor in sooner.",
+    ),
+    Setting(
+        "broker_failover_strategy",
+        optional(either(choice("round-robin", "shuffle"), FUNCTION)),
+        None,
+        "Order in which several brokers are tried (None is round-robin): `shuffle` spreads "
+        "clients after a failure, a fixed order keeps them together.",
+    ),
+    Setting(
+        "broker_heartbeat",
+        optional(seconds()),
+        120.0,
+        "Seconds between AMQP heartbeats; None or 0 switches them off. Less finds a dead "
+        "connection sooner, and takes a busy process for dead sooner too.",
+    ),
+    Setting(
+        "broker_heartbeat_checkrate",
+        number(1),
+        3.0,
+        "How often per heartbeat interval the connection is looked at: more finds a dead one "
+        "sooner, and wakes an idle worker more often.",
+    ),
+    Setting(
+        "broker_login_method",
+        optional(TEXT),
+        None,
+        "SASL mechanism of AMQP (PLAIN, AMQPLAIN, EXTERNAL); it only has to match the broker's.",
+    ),
+    Setting(
+        "broker_pool_limit",
+        optional(integer(0)),
+        10,
+        "Connections that the threads of a publisher share; None or 0 opens one per message. More "
+        "lets more threads publish at a time, each costs a connection on the broker.",
+    ),
+    Setting(
+        "broker_use_ssl",
+        SSL,
+        False,
+        "TLS to the broker, True or a dictionary of options: nobody reads along, for some CPU "
+        "time and certificates to renew.",
+    ),
+    Setting(
+        "embedded_directory",
+        optional(PATH),
+        None,
+        "Directory whose `.umbel/` holds the embedded server's data and socket; None is the "
+        "working directory. Processes that name the same one share a broker; a long path does "
+        "not fit a socket name.",
+        differs="Umbel's own",
+    ),
+)
+
+RESULTS = (
+    Setting(
+        "result_backend",
+        optional(BACKEND),
+        None,
+        "Where results are kept. None is the embedded server when the broker is the embedded one, "
+        "and no results at all otherwise; `disabled://` keeps none in either case, which saves "
+        "one write per task.",
+    ),
+    Setting(
+        "result_backend_transport_options",
+        DICT,
+        {},
+        "Passed to the backend's client (`global_keyprefix`, sentinel's `master_name`, retry "
+        "policy): a prefix lets several projects share a database and hides their results from "
+        "each other.",
+    ),
+    Setting(
+        "result_backend_always_retry",
+        BOOL,
+        False,
+        "Try again when the backend fails instead of giving the error to the caller: rides out an "
+        "outage, while calls to it block.",
+    ),
+    Setting(
+        "result_backend_max_retries",
+        number(0, infinite=True),
+        math.inf,
+        "Attempts under `result_backend_always_retry`: more outlasts longer outages, fewer frees "
+        "the caller sooner.",
+    ),
+    Setting(
+        "result_backend_base_sleep_between_retries_ms",
+        integer(0),
+        10,
+        "First pause between those attempts, doubled each time: more spares a backend that is "
+        "coming up, less finishes sooner.",
+    ),
+    Setting(
+        "result_backend_max_sleep_between_retries_ms",
+        integer(0),
+        10_000,
+        "Longest pause between those attempts: more spares the backend, less notices its return "
+        "sooner.",
+    ),
+    Setting(
+        "result_expires",
+        optional(WHOLE_SECONDS),
+        86_400,
+        "Seconds (or a timedelta) that a result is kept; None or 0 is for ever. More lets callers "
+        "fetch late, and the backend fills with what nobody fetches.",
+    ),
+    Setting(
+        "result_extended",
+        BOOL,
+        False,
+        "Store name, arguments, worker, retries and queue with the result: monitors can show "
+        "them, every result grows by the arguments, and these may be private.",
+    ),
+    Setting(
+        "result_serializer",
+        SERIALIZER,
+        "json",
+        "Format of stored results: msgpack is smaller and takes bytes, json is read by everyone.",
+    ),
+    Setting(
+        "result_accept_content",
+        optional(strings(SERIALIZER, "serializers")),
+        None,
+        "Formats that a client takes from the backend; None is `accept_content`. Each more is "
+        "another decoder that foreign data reaches.",
+    ),
+    Setting(
+        "result_compression",
+        optional(COMPRESSION),
+        None,
+        "Compress stored results: less memory and traffic for large ones, CPU time for all.",
+    ),
+    Setting(
+        "result_persistent",
+        optional(BOOL),
+        None,
+        "RPC results survive a restart of the broker, if the client does too; costs a disk write "
+        "per result. None is off.",
+    ),
+    Setting(
+        "result_chord_join_timeout",
+        seconds(),
+        3.0,
+        "Seconds that the last part of a chord waits for the others' results to become readable: "
+        "more tolerates a slow backend, and holds that worker slot as long.",
+    ),
+)
+
+CONTENT = (
+    Setting(
+        "accept_content",
+        strings(SERIALIZER, "serializers"),
+        ("json",),
+        "Formats that a worker decodes; anything else is refused unread. Each more is another "
+        "decoder that foreign data reaches; pickle is never allowed.",
+    ),
+    Setting(
+        "task_serializer",
+        SERIALIZER,
+        "json",
+        "Format of task messages: msgpack is smaller and takes bytes, json is read by everyone.",
+    ),
+    Setting(
+        "task_compression",
+        optional(COMPRESSION),
+        None,
+        "Compress task messages: less memory and traffic for large arguments, CPU time for all.",
+    ),
+    Setting(
+        "task_protocol",
+        choice(1, 2),
+        2,
+        "Version of the message format. 1 is understood by very old workers, and loses what its "
+        "format has no room for: root, parent, origin and stamps.",
+    ),
+    Setting(
+        "task_message_max_bytes",
+        integer(1024, 2**31 - 1),
+        64 * 2**20,
+        "Largest body that is decoded, also after decompression. More takes larger arguments, and "
+        "a hostile message can cost several times this much memory.",
+        differs="Umbel's own",
+    ),
+    Setting(
+        "task_message_max_depth",
+        integer(1, 800),
+        200,
+        "Deepest nesting that is decoded. More takes longer embedded chains, and deep rubbish "
+        "costs more stack.",
+        differs="Umbel's own",
+    ),
+    Setting(
+        "task_message_max_integer_digits",
+        integer(16, 4300),
+        308,
+        "Longest integer that is decoded, in digits. More takes larger numbers, and the time to "
+        "read one grows with the square.",
+        differs="Umbel's own",
+    ),
+)
+
+ROUTING = (
+    Setting(
+        "task_default_queue",
+        TEXT,
+        "celery",
+        "Queue of tasks that name none; clients and workers must agree on it.",
+    ),
+    Setting(
+        "task_default_exchange",
+        optional(TEXT),
+        None,
+        "Exchange of the default queue; None takes the queue's name.",
+    ),
+    Setting(
+        "task_default_exchange_type",
+        EXCHANGE_TYPE,
+        "direct",
+        "Type of that exchange: topic and fanout reach several queues with one message, direct "
+        "goes to the queue without a lookup.",
+    ),
+    Setting(
+        "task_default_routing_key",
+        optional(TEXT),
+        None,
+        "Routing key of tasks that name none; None takes the queue's name.",
+    ),
+    Setting(
+        "task_default_queue_type",
+        choice("classic", "quorum"),
+        "classic",
+        "RabbitMQ type of queues made here: quorum survives the loss of a node, for more disk and "
+        "latency. An existing queue can not change its type.",
+    ),
+    Setting(
+        "task_default_delivery_mode",
+        choice(1, 2, aliases={"transient": 1, "persistent": 2}),
+        2,
+        "2 (persistent) survives a restart of RabbitMQ for a disk write per message; 1 "
+        "(transient) is faster and does not.",
+    ),
+    Setting(
+        "task_default_priority",
+        optional(_PRIORITY),
+        None,
+        "Priority of tasks that name none: on RabbitMQ higher goes first, on Redis lower does. It "
+        "only orders what is still in the queue.",
+    ),
+    Setting(
+        "task_inherit_parent_priority",
+        BOOL,
+        False,
+        "Tasks sent by a task take its priority: a whole workflow stays urgent, and may starve "
+        "others.",
+    ),
+    Setting(
+        "task_queue_max_priority",
+        optional(integer(1, 255)),
+        None,
+        "Highest priority of queues made on RabbitMQ: more levels cost memory and CPU time there. "
+        "An existing queue can not change it.",
+    ),
+    Setting(
+        "task_queues",
+        optional(QUEUES),
+        None,
+        "The queues that a worker consumes from; None is the default queue only. More queues "
+        "separate kinds of work, each costs a consumer on the broker.",
+    ),
+    Setting(
+        "task_create_missing_queues",
+        BOOL,
+        True,
+        "Make a queue that somebody names and nobody declared: nothing to set up, but a typing "
+        "error becomes a queue without a worker.",
+    ),
+    Setting(
+        "task_routes",
+        optional(ROUTES),
+        None,
+        "Which queue a task goes to, by name, pattern or function: callers need not know, and a "
+        "function runs at every send.",
+    ),
+    Setting(
+        "worker_direct",
+        BOOL,
+        False,
+        "Every worker gets a queue of its own name as well: tasks can be sent to one worker, and "
+        "wait there if it is gone.",
+    ),
+    Setting(
+        "worker_detect_quorum_queues",
+        BOOL,
+        True,
+        "Ask whether a queue is a quorum queue and set the prefetch count per consumer then; off "
+        "saves the question, and quorum queues refuse to be consumed.",
+    ),
+)
+
+TASKS = (
+    Setting(
+        "task_acks_late",
+        BOOL,
+        False,
+        "Acknowledge after the task instead of before: a task whose worker dies runs again, so it "
+        "must bear running twice.",
+    ),
+    Setting(
+        "task_acks_on_failure_or_timeout",
+        BOOL,
+        True,
+        "Acknowledge late tasks that failed or ran out of time; off, they go back or to the dead "
+        "letters, and may fail for ever.",
+    ),
+    Setting(
+        "task_reject_on_worker_lost",
+        optional(BOOL),
+        None,
+        "A late-acknowledged task whose process died goes back to the queue: nothing is lost, but "
+        "a task that kills its process does so again and again.",
+    ),
+    Setting(
+        "task_ignore_result",
+        BOOL,
+        False,
+        "Store no results unless a task asks for it: one write less per task, and nothing to wait "
+        "for.",
+    ),
+    Setting(
+        "task_store_errors_even_if_ignored",
+        BOOL,
+        False,
+        "Store failures of tasks that ignore their result: they can be looked up, for one write "
+        "each.",
+    ),
+    Setting(
+        "task_track_started",
+        BOOL,
+        False,
+        "Store the state STARTED: long tasks can be seen running, for one more write per task.",
+    ),
+    Setting(
+        "task_time_limit",
+        optional(seconds()),
+        None,
+        "Seconds until the process of a task is killed: more tolerates slow tasks, less frees the "
+        "slot of a stuck one sooner. Threads can not be killed.",
+    ),
+    Setting(
+        "task_soft_time_limit",
+        optional(seconds()),
+        None,
+        "Seconds until SoftTimeLimitExceeded is raised in a task. Set it below the hard limit by "
+        "what cleaning up takes; at or above it, it never fires.",
+    ),
+    Setting(
+        "task_default_rate_limit",
+        optional(RATE),
+        None,
+        "Starts of each task type per worker ('10/s', '5/m', '1/h'): less protects what the tasks "
+        "call, and tasks wait.",
+    ),
+    Setting(
+        "task_publish_retry",
+        BOOL,
+        True,
+        "Try again when a task can not be published: survives a broker's restart, and the caller "
+        "waits meanwhile.",
+    ),
+    Setting(
+        "task_publish_retry_policy",
+        RETRY_POLICY,
+        {"max_retries": 3, "interval_start": 0, "interval_max": 1, "interval_step": 0.2},
+        "How often and how fast: more attempts survive longer outages, and block the caller as "
+        "long.",
+    ),
+    Setting(
+        "task_always_eager",
+        BOOL,
+        False,
+        "Run tasks at once in the caller: tests need no worker, and see neither serialisation nor "
+        "concurrency.",
+    ),
+    Setting(
+        "task_eager_propagates",
+        BOOL,
+        False,
+        "Eager tasks raise in the caller what they raise: shorter tests, unlike what a worker "
+        "does.",
+    ),
+    Setting(
+        "task_store_eager_result",
+        BOOL,
+        False,
+        "Eager tasks store their results: they can be fetched by id, and the backend is needed.",
+    ),
+    Setting(
+        "task_annotations",
+        optional(ANNOTATIONS),
+        None,
+        "Overrides attributes of tasks by name (or '*'): operations can set limits without "
+        "touching code, where readers of the code do not see it.",
+    ),
+    Setting(
+        "task_remote_tracebacks",
+        BOOL,
+        False,
+        "An error fetched with a result carries the worker's traceback: easier to find, and the "
+        "caller sees the worker's paths.",
+    ),
+    Setting(
+        "task_allow_error_cb_on_chord_header",
+        BOOL,
+        False,
+        "An errback given to a chord goes to each of its parts as well as to its body: it learns "
+        "which part failed, and may be called once per part.",
+    ),
+    Setting(
+        "imports",
+        strings(what="module names"),
+        (),
+        "Modules that a worker imports at start, so that their tasks are known; each costs start "
+        "time and memory.",
+    ),
+    Setting(
+        "include",
+        strings(what="module names"),
+        (),
+        "More of the same; `imports` is for the configuration, this for the code that makes the "
+        "application.",
+    ),
+    Setting(
+        "timezone",
+        optional(TIMEZONE),
+        None,
+        "Zone in which times without one are read and logs are written; None is UTC, or the local "
+        "zone when `enable_utc` is off. Clients and workers must agree.",
+    ),
+    Setting(
+        "enable_utc",
+        BOOL,
+        True,
+        "Times in messages are in UTC. Off, they are local: readable, ambiguous when clocks "
+        "change, and wrong between zones.",
+    ),
+)
+
+WORKER = (
+    Setting(
+        "worker_pool",
+        choice(*POOLS, aliases={"processes": "prefork"}),
+        "prefork",
+        "What runs the tasks: prefork isolates and uses all cores for memory per process; threads "
+        "and gevent are light and share one core; asyncio is for `async def`; solo runs one at a "
+        "time.",
+    ),
+    Setting(
+        "worker_concurrency",
+        optional(_POSITIVE),
+        None,
+        "Tasks that run at a time; None is the number of CPUs. More helps tasks that wait, and "
+        "costs memory (prefork) or switching.",
+    ),
+    Setting(
+        "worker_prefetch_multiplier",
+        integer(0),
+        4,
+        "Messages held per slot before they can run: more hides the broker's latency for short "
+        "tasks, less leaves long ones to idle workers. 1 for long tasks; 0 is no bound at all.",
+    ),
+    Setting(
+        "worker_max_tasks_per_child",
+        optional(_POSITIVE),
+        None,
+        "Tasks until a pool process is replaced: a bound on what leaks, for a fork each time.",
+    ),
+    Setting(
+        "worker_max_memory_per_child",
+        optional(_POSITIVE),
+        None,
+        "Resident KiB after which a pool process is replaced when its task ends: a bound on "
+        "growth; set too low, every task costs a fork.",
+    ),
+    Setting(
+        "worker_proc_alive_timeout",
+        seconds(),
+        4.0,
+        "Seconds that a new pool process has to report: more tolerates slow imports and machines, "
+        "less replaces a stuck one sooner.",
+    ),
+    Setting(
+        "worker_lost_wait",
+        seconds(),
+        10.0,
+        "Seconds to wait for the result of a process that died before its task is reported lost: "
+        "more catches late results, less reports sooner.",
+    ),
+    Setting(
+        "worker_cancel_long_running_tasks_on_connection_loss",
+        BOOL,
+        False,
+        "Cancel late-acknowledged tasks when the connection is lost: none runs twice at a time, "
+        "and the work done is thrown away.",
+    ),
+    Setting(
+        "worker_soft_shutdown_timeout",
+        seconds(),
+        0.0,
+        "Seconds that running tasks get in a cold shutdown: more lets them finish, less restarts "
+        "sooner. 0 is none.",
+    ),
+    Setting(
+        "worker_disable_rate_limits",
+        BOOL,
+        False,
+        "Ignore every rate limit: a little faster, nothing is protected.",
+    ),
+    Setting(
+        "control_exchange",
+        TEXT,
+        "celery",
+        "Control commands go through the exchange `<this>.pidbox`: another name keeps clusters "
+        "that share a broker apart, and monitors must be told it too.",
+    ),
+    Setting(
+        "worker_timer_precision",
+        seconds(0.001),
+        1.0,
+        "Longest sleep of the timer of blocking loops, in seconds: less is more punctual, and "
+        "wakes an idle worker more often.",
+    ),
+    Setting(
+        "worker_enable_remote_control",
+        BOOL,
+        True,
+        "Answer inspect and control commands: off closes that door to whoever reaches the broker, "
+        "and monitors see nothing.",
+    ),
+)
+
+LOGGING = (
+    Setting(
+        "worker_hijack_root_logger",
+        BOOL,
+        True,
+        "The worker sets up the root logger and removes its handlers; off leaves logging to you.",
+    ),
+    Setting(
+        "worker_log_color",
+        optional(BOOL),
+        None,
+        "Colours in the log; None only on a terminal. They make files hard to search.",
+    ),
+    Setting(
+        "worker_log_format",
+        LOG_FORMAT,
+        "[%(asctime)s: %(levelname)s/%(processName)s] %(message)s",
+        "Format of log lines outside of tasks; more fields tell more and fill the disk sooner.",
+    ),
+    Setting(
+        "worker_task_log_format",
+        LOG_FORMAT,
+        "[%(asctime)s: %(levelname)s/%(processName)s] %(task_name)s[%(task_id)s]: %(message)s",
+        "Format of log lines inside of tasks; `task_name` and `task_id` are known here.",
+    ),
+    Setting(
+        "worker_redirect_stdouts",
+        BOOL,
+        True,
+        "What tasks print goes to the log: nothing is lost and lines stay whole; off, it goes "
+        "where the process writes.",
+    ),
+    Setting(
+        "worker_redirect_stdouts_level",
+        LOG_LEVEL,
+        "WARNING",
+        "Level of those lines: higher shows them in quiet logs, lower keeps them out.",
+    ),
+)
+
+SECTIONS: tuple[tuple[str, tuple[Setting, ...]], ...] = (
+    ("Broker", BROKER),
+    ("Results", RESULTS),
+    ("Messages", CONTENT),
+    ("Queues and routes", ROUTING),
+    ("Tasks", TASKS),
+    ("Worker", WORKER),
+    ("Logging", LOGGING),
+)
+
+SETTINGS: dict[str, Setting] = {
+    setting.name: setting for _, settings in SECTIONS for setting in settings
+}
