@@ -1,0 +1,207 @@
+"""Sending messages: a bounded set of open links to the broker, shared by all threads.
+
+A link is a connection with its channel and what has been declared on it. Publishing borrows a
+link and gives it back; a link that failed is thrown away and the message is tried on a fresh
+one as the retry policy says. When the policy is exhausted the caller gets
+`kombu.exceptions.OperationalError`, as with Celery, and knows that the message was not sent,
+or, for a connection that broke in the middle, may have been sent once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kombu import Connection, Producer
+from kombu.exceptions import OperationalError
+
+from umbel.app.routes import Destination
+from umbel.broker import batches
+from umbel.broker.batches import Parcel
+from umbel.broker.connections import masked
+
+if TYPE_CHECKING:
+    from umbel.app.umbel import Umbel
+    from umbel.wire.tasks import OutgoingTask
+
+
+class RetryPolicy:
+    """How often and how patiently a publish is tried again."""
+
+    def __init__(self, policy: Mapping[str, Any] | None, enabled: bool) -> None:
+        chosen = dict(policy or {})
+        self.max_retries: int | None = chosen.get("max_retries", 3) if enabled else 0
+        self.start_s = float(chosen.get("interval_start", 0) or 0)
+        self.step_s = float(chosen.get("interval_step", 0.2) or 0)
+        self.max_s = float(chosen.get("interval_max", 0.2) or 0)
+
+    def delay_s(self, attempt: int) -> float | None:
+        """How long to wait before try number `attempt + 1`; None when there is none."""
+        if self.max_retries is not None and attempt >= self.max_retries:
+            return None
+        return min(self.start_s + attempt * self.step_s, self.max_s)
+
+
+class Link:
+    """One open connection for publishing."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        # One round over the brokers of the list; patience is the retry policy's matter.
+        connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+        self.channel = connection.default_channel
+        self.producer = Producer(self.channel, auto_declare=False)
+        self.declared: set[str] = set()
+
+    def declare(self, destination: Destination) -> None:
+        """Make sure that what the message is sent to exists; asked once per link."""
+        queue, exchange = destination.queue, destination.declare
+        if queue is not None and queue.name not in self.declared:
+            queue(self.channel).declare()
+            self.declared.add(queue.name)
+        if exchange is not None and exchange.name not in self.declared:
+            exchange(self.channel).declare()
+            self.declared.add(exchange.name)
+
+    def close(self) -> None:
+        """Close without caring whether the other side is still there."""
+        with contextlib.suppress(Exception):
+            self.connection.close()
+
+
+class Publisher:
+    """Borrows links, publishes, and repairs what breaks."""
+
+    def __init__(self, app: Umbel) -> None:
+        self._app = app
+        self._limit = app.conf.broker_pool_limit or 0
+        self._free: list[Link] = []
+        self._open = 0
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def send(self, message: OutgoingTask, to: Destination, policy: RetryPolicy) -> None:
+        """Publish one message."""
+        parcel = parcel_for(message, to)
+
+        def publish(link: Link) -> None:
+            link.declare(to)
+            batches.publish_one(link.producer, parcel)
+
+        self._with_link(publish, policy)
+
+    def send_many(
+        self, messages: Sequence[tuple[OutgoingTask, Destination]], policy: RetryPolicy
+    ) -> None:
+        """Publish all messages, in order, in as few round trips as the broker allows."""
+        parcels = [parcel_for(message, to) for message, to in messages]
+
+        def publish(link: Link) -> None:
+            for _, to in messages:
+                link.declare(to)
+            batches.publish(link.producer, parcels)
+
+        self._with_link(publish, policy)
+
+    def run(self, work: Callable[[Link], None]) -> None:
+        """Run `work` on a borrowed link, with the configured retries."""
+        conf = self._app.conf
+        self._with_link(work, RetryPolicy(conf.task_publish_retry_policy, conf.task_publish_retry))
+
+    def close(self) -> None:
+        """Close every idle link; busy ones are closed when they come back."""
+        with self._changed:
+            self._closed = True
+        self._drop_idle()
+
+    def _drop_idle(self) -> None:
+        # One broken link means that the idle ones, opened before it, are suspect too.
+        with self._changed:
+            links, self._free = self._free, []
+            self._open -= len(links)
+            self._changed.notify_all()
+        for link in links:
+            link.close()
+
+    def _with_link(self, work: Callable[[Link], None], policy: RetryPolicy) -> None:
+        attempt = 0
+        while True:
+            try:
+                with self._borrow() as link:
+                    work(link)
+                return
+            except self._recoverable() as exc:
+                self._drop_idle()
+                delay_s = policy.delay_s(attempt)
+                if delay_s is None:
+                    shown = masked(self._app.write_url)
+                    raise OperationalError(
+                        f"the message could not be sent to {shown} "
+                        f"after {attempt + 1} tries: {type(exc).__name__}: {exc}"
+                    ) from exc
+                time.sleep(delay_s)
+                attempt += 1
+
+    def _recoverable(self) -> tuple[type[BaseException], ...]:
+        probe = self._app.connection(self._app.write_url)
+        errors = (*probe.recoverable_connection_errors, *probe.recoverable_channel_errors)
+        return (*errors, OSError, OperationalError)
+
+    @contextlib.contextmanager
+    def _borrow(self) -> Iterator[Link]:
+        link = self._take()
+        try:
+            yield link
+        except BaseException:
+            self._discard(link)
+            raise
+        self._give_back(link)
+
+    def _take(self) -> Link:
+        with self._changed:
+            while not self._free:
+                if not self._limit or self._open < self._limit:
+                    self._open += 1
+                    break
+                self._changed.wait()
+            else:
+                return self._free.pop()
+        try:
+            return Link(self._app.connection(self._app.write_url))
+        except BaseException:
+            self._lost()
+            raise
+
+    def _give_back(self, link: Link) -> None:
+        with self._changed:
+            # Without a pool limit connections are not kept, as the setting promises.
+            if self._limit and not self._closed:
+                self._free.append(link)
+                self._changed.notify()
+                return
+        self._discard(link)
+
+    def _discard(self, link: Link) -> None:
+        link.close()
+        self._lost()
+
+    def _lost(self) -> None:
+        with self._changed:
+            self._open -= 1
+            self._changed.notify()
+
+
+def parcel_for(message: OutgoingTask, to: Destination) -> Parcel:
+    """The message with its address."""
+    return Parcel(
+        message.body,
+        message.headers,
+        message.properties,
+        message.content_type,
+        message.content_encoding,
+        to.exchange,
+        to.routing_key,
+    )

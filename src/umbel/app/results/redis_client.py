@@ -1,0 +1,125 @@
+"""From an address to a Redis client: plain, TLS, socket, sentinel, embedded.
+
+The client itself never retries; patience is the backend's, in one place. RESP2 is used, as
+pub/sub messages then look the same on every server version.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+from umbel.broker.connections import masked, resolve
+from umbel.exceptions import ImproperlyConfigured
+
+if TYPE_CHECKING:
+    from umbel.app.umbel import Umbel
+
+_TLS_CHECKS = {"CERT_REQUIRED": "required", "CERT_OPTIONAL": "optional", "CERT_NONE": "none"}
+
+
+def make_client(app: Umbel, url: str) -> redis.Redis:
+    """A client for the address; connects when it is first used."""
+    address = resolve(url, app.directory)
+    options = _options(app)
+    scheme = address.partition("://")[0].lower()
+    if scheme == "sentinel":
+        return _sentinel(app, address, options)
+    if scheme in ("redis+socket", "socket", "unix"):
+        return _socket(address, options)
+    return _network(app, address, options)
+
+
+def _options(app: Umbel) -> dict[str, Any]:
+    conf, transport = app.conf, app.conf.result_backend_transport_options
+
+    def chosen(name: str, default: Any) -> Any:
+        return transport.get(name, getattr(conf, f"redis_{name}", default))
+
+    return {
+        "protocol": 2,
+        "retry": Retry(NoBackoff(), 0),
+        "socket_timeout": chosen("socket_timeout", 120.0),
+        "socket_connect_timeout": chosen("socket_connect_timeout", 5.0),
+        "max_connections": chosen("max_connections", None),
+        "health_check_interval": chosen("backend_health_check_interval", None) or 0,
+    }
+
+
+def _network(app: Umbel, address: str, options: dict[str, Any]) -> redis.Redis:
+    parts = urlsplit(address)
+    query: dict[str, Any] = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    check = query.get("ssl_cert_reqs")
+    if check is not None:
+        query["ssl_cert_reqs"] = _TLS_CHECKS.get(check, check)
+    query.pop("virtual_host", None)
+    tls = getattr(app.conf, "redis_backend_use_ssl", None)
+    if parts.scheme == "rediss" or tls:
+        if isinstance(tls, dict):
+            query.update(tls)
+        kind: Any = redis.SSLConnection
+    else:
+        kind = redis.Connection
+    try:
+        database = int(parts.path.strip("/") or 0)
+        port = parts.port or 6379
+    except ValueError:
+        raise ImproperlyConfigured(
+            f"result_backend {masked(address)!r}: write it as redis://host:port/number"
+        ) from None
+    query.pop("ssl", None)
+    pool = redis.ConnectionPool(
+        connection_class=kind,
+        host=parts.hostname or "localhost",
+        port=port,
+        db=database,
+        username=unquote(parts.username) if parts.username else None,
+        password=unquote(parts.password) if parts.password else None,
+        socket_keepalive=True,
+        **{**options, **query},
+    )
+    return redis.Redis(connection_pool=pool)
+
+
+def _socket(address: str, options: dict[str, Any]) -> redis.Redis:
+    parts = urlsplit(address)
+    query = parse_qs(parts.query)
+    number = (query.get("virtual_host") or query.get("db") or ["0"])[-1].strip("/") or "0"
+    pool = redis.ConnectionPool(
+        connection_class=redis.UnixDomainSocketConnection,
+        path=unquote(parts.path),
+        db=int(number),
+        username=unquote(parts.username) if parts.username else None,
+        password=unquote(parts.password) if parts.password else None,
+        **options,
+    )
+    return redis.Redis(connection_pool=pool)
+
+
+def _sentinel(app: Umbel, address: str, options: dict[str, Any]) -> redis.Redis:
+    transport = app.conf.result_backend_transport_options
+    master = transport.get("master_name")
+    if not master:
+        raise ImproperlyConfigured(
+            f"result_backend {masked(address)!r} needs the name of the master: set "
+            "result_backend_transport_options = {'master_name': 'mymaster'}"
+        )
+    parts = [urlsplit(one) for one in address.split(";") if one]
+    options.pop("max_connections")
+    last = parts[-1]
+    if last.password:
+        options["password"] = unquote(last.password)
+    sentinel: Any = Sentinel(  # type: ignore[no-untyped-call]
+        [(part.hostname or "localhost", part.port or 26379) for part in parts],
+        sentinel_kwargs=transport.get("sentinel_kwargs"),
+        min_other_sentinels=transport.get("min_other_sentinels", 0),
+        db=int(last.path.strip("/") or 0),
+        **options,
+    )
+    client: redis.Redis = sentinel.master_for(master)
+    return client

@@ -1,0 +1,247 @@
+"""Where a task goes: queues, routes, and the destination of one message.
+
+`Queues` knows the declared queues and makes missing ones. `Router` asks the configured routes
+(a map with globs or patterns, functions, objects with `route_for_task`, or dotted names of
+these) and merges the answer under the options that the caller gave. The outcome is a
+`Destination`, which says all that a publisher needs.
+
+A direct exchange is skipped: unless the caller names both exchange and routing key, the
+message goes to the default exchange with the queue's name, the queue being declared first.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kombu import Exchange, Queue
+
+from umbel.exceptions import ImproperlyConfigured, QueueNotFound
+
+if TYPE_CHECKING:
+    from umbel.app.conf import Conf
+
+Route = Mapping[str, Any]
+RouteSource = Callable[..., Any]
+
+
+class Destination(NamedTuple):
+    """Where one message is published, and what has to exist there before."""
+
+    exchange: str
+    routing_key: str
+    queue: Queue | None
+    delivery_mode: int
+    declare: Exchange | None = None
+
+
+class Queues(dict[str, Queue]):
+    """The queues of one application; `consume_from` is the selection of a worker."""
+
+    def __init__(self, conf: Conf) -> None:
+        super().__init__()
+        self._conf = conf
+        self.consume_from: dict[str, Queue] | None = None
+        declared: Iterable[Any] = conf.task_queues or ()
+        items = declared.items() if isinstance(declared, Mapping) else ((None, q) for q in declared)
+        for name, queue in items:
+            self.add(_as_queue(name, queue))
+        if not self:
+            self.add(self.make(conf.task_default_queue))
+
+    def make(self, name: str) -> Queue:
+        """A queue that nobody declared: durable, bound to a direct exchange of its own."""
+        conf = self._conf
+        default = name == conf.task_default_queue
+        exchange_name = (conf.task_default_exchange if default else None) or name
+        exchange_type = (conf.task_default_exchange_type if default else None) or "direct"
+        routing_key = (conf.task_default_routing_key if default else None) or name
+        arguments: dict[str, Any] = {}
+        queue_type = getattr(conf, "task_default_queue_type", "classic")
+        if queue_type and queue_type != "classic":
+            arguments["x-queue-type"] = queue_type
+        return Queue(
+            name,
+            Exchange(exchange_name, type=exchange_type, durable=True),
+            routing_key=routing_key,
+            queue_arguments=arguments or None,
+        )
+
+    def add(self, queue: Queue) -> Queue:
+        """Declare `queue` here, with the application-wide defaults filled in."""
+        conf = self._conf
+        if queue.exchange is None or not queue.exchange.name:
+            queue.exchange = Exchange(queue.name, type="direct", durable=True)
+        if not queue.routing_key:
+            queue.routing_key = queue.name
+        if conf.task_queue_max_priority is not None and queue.max_priority is None:
+            queue.max_priority = conf.task_queue_max_priority
+        self[queue.name] = queue
+        if self.consume_from is not None:
+            self.consume_from[queue.name] = queue
+        return queue
+
+    def find(self, name: str) -> Queue:
+        """The queue of that name; made when `task_create_missing_queues` allows it."""
+        queue = self.get(name)
+        if queue is None:
+            if not self._conf.task_create_missing_queues:
+                raise QueueNotFound(
+                    f"queue {name!r} is not in task_queues and task_create_missing_queues is off: "
+                    f"declare it or choose one of {', '.join(sorted(self))}"
+                )
+            made = self.make(name)
+            selected, self.consume_from = self.consume_from, None
+            try:
+                queue = self.add(made)
+            finally:
+                self.consume_from = selected
+        return queue
+
+    def select(self, names: Iterable[str]) -> None:
+        """A worker consumes from these queues only."""
+        self.consume_from = {name: self.find(name) for name in names}
+
+    def deselect(self, names: Iterable[str]) -> None:
+        """A worker consumes from all queues but these."""
+        excluded = set(names)
+        chosen = self.consume_from if self.consume_from is not None else self
+        self.consume_from = {n: q for n, q in chosen.items() if n not in excluded}
+
+    @property
+    def consumed(self) -> dict[str, Queue]:
+        """What a worker consumes from."""
+        return dict(self) if self.consume_from is None else dict(self.consume_from)
+
+
+def direct_queue(node: str) -> Queue:
+    """The queue that only the worker of that name consumes (`worker_direct`)."""
+    return Queue(f"{node}.dq2", Exchange("C.dq2", type="direct"), routing_key=node)
+
+
+def _as_queue(name: str | None, declared: Any) -> Queue:
+    if isinstance(declared, Queue):
+        return declared
+    if isinstance(declared, str):
+        return Queue(declared)
+    if isinstance(declared, Mapping):
+        options = dict(declared)
+        exchange = options.pop("exchange", None)
+        kind = options.pop("exchange_type", "direct")
+        own = options.pop("name", None) or name
+        if isinstance(exchange, str):
+            exchange = Exchange(exchange, type=kind, durable=True)
+        return Queue(own, exchange, **options)
+    raise ImproperlyConfigured(
+        f"task_queues holds {declared!r}: give kombu.Queue objects, names, or dictionaries"
+    )
+
+
+class Router:
+    """Merges what the routes say about a task with what its caller said."""
+
+    def __init__(self, conf: Conf, queues: Queues) -> None:
+        self._conf = conf
+        self._queues = queues
+        self._sources = [_as_source(route) for route in _as_list(conf.task_routes)]
+
+    def options_for(
+        self, options: dict[str, Any], name: str, args: Any, kwargs: Any, task: Any
+    ) -> dict[str, Any]:
+        """`options` with the first route that has an answer filled in underneath."""
+        for source in self._sources:
+            route = source(name, args, kwargs, options, task=task)
+            if route:
+                found = {"queue": route} if isinstance(route, str) else dict(route)
+                return {**found, **{k: v for k, v in options.items() if v is not None}}
+        return options
+
+    def destination(self, options: Mapping[str, Any]) -> Destination:
+        """The destination that `queue`, `exchange`, `exchange_type` and `routing_key` name."""
+        conf = self._conf
+        exchange, routing_key = options.get("exchange"), options.get("routing_key")
+        mode = options.get("delivery_mode")
+        delivery_mode = _delivery_mode(conf.task_default_delivery_mode if mode is None else mode)
+        queue = options.get("queue")
+        if isinstance(exchange, Exchange):
+            key = routing_key if routing_key is not None else exchange.name
+            return Destination(exchange.name, key, None, delivery_mode, exchange)
+        if queue is None and exchange is not None and routing_key is not None:
+            return Destination(exchange, routing_key, None, delivery_mode)
+        if queue is None and exchange:
+            kind = options.get("exchange_type") or "direct"
+            declared = Exchange(exchange, type=kind, durable=True)
+            return Destination(exchange, routing_key or exchange, None, delivery_mode, declared)
+        if not isinstance(queue, Queue):
+            queue = self._queues.find(queue or conf.task_default_queue)
+        return _through_queue(queue, exchange, routing_key, delivery_mode)
+
+
+def _through_queue(queue: Queue, exchange: Any, key: str | None, mode: int) -> Destination:
+    if exchange is not None and key is not None:
+        return Destination(exchange, key, queue, mode)
+    if queue.exchange.type == "direct" and key in (None, queue.routing_key, queue.name):
+        return Destination("", queue.name, queue, mode)
+    return Destination(exchange or queue.exchange.name, key or queue.routing_key, queue, mode)
+
+
+def _delivery_mode(mode: Any) -> int:
+    if mode in (1, "transient"):
+        return 1
+    if mode in (2, "persistent"):
+        return 2
+    raise ImproperlyConfigured(f"delivery_mode {mode!r}: choose 1 (transient) or 2 (persistent)")
+
+
+def _as_list(routes: Any) -> list[Any]:
+    if not routes:
+        return []
+    return list(routes) if isinstance(routes, (list, tuple)) else [routes]
+
+
+def _as_source(route: Any) -> RouteSource:
+    if isinstance(route, Mapping):
+        return _map_source(route)
+    if isinstance(route, str):
+        return _as_source(_load(route))
+    if hasattr(route, "route_for_task"):
+        method = route.route_for_task
+        return lambda name, args, kwargs, options, task=None: method(name, args, kwargs)
+    if callable(route):
+        return route
+    raise ImproperlyConfigured(
+        f"task_routes holds {route!r}: give a dictionary, a function, or a dotted name of one"
+    )
+
+
+def _map_source(table: Mapping[Any, Any]) -> RouteSource:
+    exact: dict[str, Any] = {}
+    patterns: list[tuple[re.Pattern[str], Any]] = []
+    for key, value in table.items():
+        if isinstance(key, re.Pattern):
+            patterns.append((key, value))
+        elif "*" in key or "?" in key or "[" in key:
+            patterns.append((re.compile(fnmatch.translate(key)), value))
+        else:
+            exact[key] = value
+
+    def source(name: str, args: Any, kwargs: Any, options: Any, task: Any = None) -> Any:
+        found = exact.get(name)
+        if found is not None:
+            return found
+        return next((value for pattern, value in patterns if pattern.match(name)), None)
+
+    return source
+
+
+def _load(dotted: str) -> Any:
+    module_name, _, attribute = dotted.replace(":", ".").rpartition(".")
+    try:
+        return getattr(import_module(module_name), attribute)
+    except (ImportError, AttributeError, ValueError) as exc:
+        raise ImproperlyConfigured(
+            f"task_routes names {dotted!r}, which can not be loaded: {exc}"
+        ) from exc

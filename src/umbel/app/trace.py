@@ -1,0 +1,243 @@
+"""Executing one task body: what happens around it, in which order, and what comes out.
+
+A `Tracer` is prepared once per task type and used for every execution of it, in whichever
+pool. It calls the body, tells the outcomes apart (success, failure, retry, ignore, reject),
+does the duties of wire-format order, and returns a `Traced`. It never raises an ordinary
+exception: an error in a duty, a hook or the result backend becomes a failure that says so.
+
+Order after a success: callbacks, chain, stored result, chord part. After a failure: stored
+failure, chord part, the rest of the chain failed, errbacks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from umbel.app import duties
+from umbel.app.context import Context, Frame, current_frame
+from umbel.app.task import FailureInfo, Task
+from umbel.exceptions import Ignore, Reject, Retry
+from umbel.wire.reprs import safe_repr
+
+if TYPE_CHECKING:
+    from umbel.app.umbel import Umbel
+
+logger = logging.getLogger("umbel.task")
+
+SUCCESS, FAILURE, RETRY = "SUCCESS", "FAILURE", "RETRY"
+IGNORED, REJECTED, STARTED = "IGNORED", "REJECTED", "STARTED"
+
+
+class Traced(NamedTuple):
+    """The outcome of one execution."""
+
+    state: str
+    value: Any  # the return value, or the exception
+    text: str  # bounded repr of it, for logs and events
+    traceback: str = ""
+    requeue: bool = False
+
+
+def _nothing() -> None:
+    """The default of what runs right after the body."""
+
+
+class Tracer:
+    """Executes one task type."""
+
+    def __init__(
+        self,
+        task: Task,
+        app: Umbel,
+        hostname: str,
+        *,
+        eager: bool = False,
+        after_body: Callable[[], None] = _nothing,
+    ) -> None:
+        self.task = task
+        self.app = app
+        self.hostname = hostname
+        self.after_body = after_body
+        self.run = task.run if type(task).__call__ is Task.__call__ else task.__call__
+        self.stores = not eager or bool(app.conf.task_store_eager_result)
+        self.track_started = bool(task.option("track_started", "task_track_started"))
+        self.errors_always = bool(
+            task.option("store_errors_even_if_ignored", "task_store_errors_even_if_ignored")
+        )
+        kind = type(task)
+        self.before_start = _overridden(kind, "before_start")
+        self.on_success = _overridden(kind, "on_success")
+        self.after_return = _overridden(kind, "after_return")
+
+    def __call__(self, request: Context, args: Any, kwargs: Any) -> Traced:
+        """Run a plain function."""
+        token = current_frame.set(Frame(self.task, request, current_frame.get()))
+        try:
+            try:
+                self._begin(request, args, kwargs)
+                value = self.run(*args, **kwargs)
+                self.after_body()
+            except BaseException as exc:
+                self.after_body()
+                return self._raised(request, args, kwargs, exc)
+            return self._returned(request, args, kwargs, value)
+        finally:
+            current_frame.reset(token)
+
+    async def run_async(self, request: Context, args: Any, kwargs: Any) -> Traced:
+        """Run an `async def`; what blocks around it is done in a thread."""
+        token = current_frame.set(Frame(self.task, request, current_frame.get()))
+        try:
+            try:
+                if self.track_started or self.before_start:
+                    await asyncio.to_thread(self._begin, request, args, kwargs)
+                value = await self.run(*args, **kwargs)
+                self.after_body()
+            except asyncio.CancelledError:
+                raise
+            except BaseException as exc:
+                self.after_body()
+                return await asyncio.to_thread(self._raised, request, args, kwargs, exc)
+            if self._is_idle(request):
+                return self._returned(request, args, kwargs, value)
+            return await asyncio.to_thread(self._returned, request, args, kwargs, value)
+        finally:
+            current_frame.reset(token)
+
+    # -- the parts ---------------------------------------------------------------------
+
+    def _is_idle(self, request: Context) -> bool:
+        # Nothing to send or store: not worth a thread.
+        return not (
+            self._keeps(request)
+            or request.chord
+            or request.chain
+            or request.callbacks
+            or self.on_success
+            or self.after_return
+        )
+
+    def _keeps(self, request: Context) -> bool:
+        ignored = request.ignore_result
+        return self.stores and not (self.task.ignores_result if ignored is None else ignored)
+
+    def _begin(self, request: Context, args: Any, kwargs: Any) -> None:
+        if self.track_started and self._keeps(request):
+            started = {"pid": os.getpid(), "hostname": self.hostname}
+            self.app.backend.store(_id(request), started, STARTED, request=request)
+        if self.before_start:
+            self.task.before_start(_id(request), args, kwargs)
+
+    def _returned(self, request: Context, args: Any, kwargs: Any, value: Any) -> Traced:
+        try:
+            if request.callbacks or request.chain:
+                duties.on_success(self.app, self.task, request, value)
+            if self._keeps(request):
+                self.app.backend.store(_id(request), value, SUCCESS, request=request)
+            if request.chord:
+                self.app.backend.chord_part(request, SUCCESS, value)
+            if self.on_success:
+                self.task.on_success(value, _id(request), args, kwargs)
+            if self.after_return:
+                self.task.after_return(SUCCESS, value, _id(request), args, kwargs, None)
+        except (Ignore, Reject, Retry) as outcome:
+            return self._raised(request, args, kwargs, outcome)
+        except Exception as exc:
+            # The body ran; what follows it did not. The caller must not wait for ever.
+            return self._failed(request, args, kwargs, exc)
+        return Traced(SUCCESS, value, safe_repr(value, self.task.resultrepr_maxsize))
+
+    def _raised(self, request: Context, args: Any, kwargs: Any, exc: BaseException) -> Traced:
+        if isinstance(exc, Ignore):
+            return self._finish(request, args, kwargs, Traced(IGNORED, exc, ""))
+        if isinstance(exc, Reject):
+            text = safe_repr(exc.reason)
+            return self._finish(
+                request, args, kwargs, Traced(REJECTED, exc, text, requeue=exc.requeue)
+            )
+        if isinstance(exc, Retry):
+            return self._retried(request, args, kwargs, exc)
+        return self._failed(request, args, kwargs, exc)
+
+    def _retried(self, request: Context, args: Any, kwargs: Any, outcome: Retry) -> Traced:
+        cause = outcome.exc if outcome.exc is not None else outcome
+        text = _format(cause)
+        traced = Traced(RETRY, outcome, safe_repr(cause), text)
+        try:
+            if self._keeps(request):
+                self.app.backend.store(_id(request), cause, RETRY, traceback=text, request=request)
+            self.task.on_retry(cause, _id(request), args, kwargs, FailureInfo(cause, text))
+        except Exception:
+            logger.exception("task %s[%s]: its retry was not recorded", self.task.name, request.id)
+        return self._finish(request, args, kwargs, traced)
+
+    def _failed(self, request: Context, args: Any, kwargs: Any, exc: BaseException) -> Traced:
+        text = _format(exc)
+        traced = Traced(FAILURE, exc, safe_repr(exc), text)
+        task_id = _id(request)
+        try:
+            if self.stores and (self._keeps(request) or self.errors_always):
+                self.app.backend.store(task_id, exc, FAILURE, traceback=text, request=request)
+            if request.chord:
+                self.app.backend.chord_part(request, FAILURE, exc)
+            if request.chain or request.errbacks:
+                duties.on_failure(self.app, self.task, request, exc, text)
+            self.task.on_failure(exc, task_id, args, kwargs, FailureInfo(exc, text))
+        except Exception:
+            logger.exception(
+                "task %s[%s]: its failure was not fully recorded", self.task.name, task_id
+            )
+        return self._finish(request, args, kwargs, traced)
+
+    def _finish(self, request: Context, args: Any, kwargs: Any, traced: Traced) -> Traced:
+        if self.after_return and traced.state in (FAILURE, RETRY):
+            try:
+                info = FailureInfo(traced.value, traced.traceback)
+                self.task.after_return(traced.state, traced.value, _id(request), args, kwargs, info)
+            except Exception:
+                logger.exception("task %s[%s]: after_return failed", self.task.name, request.id)
+        return traced
+
+
+def fail(
+    app: Umbel, task: Task | None, request: Context, exc: BaseException, text: str = ""
+) -> None:
+    """Record a failure that happened outside of the body: a limit, a lost process, bad input.
+
+    Raises what the backend raises; the caller decides whether that is worth a retry.
+    """
+    ignored = request.ignore_result
+    keeps = not (task.ignores_result if ignored is None and task is not None else ignored)
+    errors_always = task is not None and task.option(
+        "store_errors_even_if_ignored", "task_store_errors_even_if_ignored"
+    )
+    if keeps or errors_always:
+        app.backend.store(_id(request), exc, FAILURE, traceback=text or None, request=request)
+    if request.chord:
+        app.backend.chord_part(request, FAILURE, exc)
+    if request.chain or request.errbacks:
+        duties.on_failure(app, task, request, exc, text)
+    if task is not None:
+        task.on_failure(exc, _id(request), request.args, request.kwargs, FailureInfo(exc, text))
+
+
+def _overridden(kind: type[Task], method: str) -> bool:
+    return getattr(kind, method) is not getattr(Task, method)
+
+
+def _id(request: Context) -> str:
+    assert request.id is not None, "an execution always has an id"
+    return request.id
+
+
+def _format(exc: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(exc))
+    except Exception:
+        # An exception class of the user's may fail to show itself.
+        return f"{type(exc).__name__} (its traceback can not be shown)\n"

@@ -1,0 +1,379 @@
+"""The application: settings, tasks, and the way to the broker and the result backend.
+
+An `Umbel` is cheap to make and opens nothing until it is used. It is safe to share between
+threads. A forked child gets fresh connections and an identity of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime, tzinfo
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from kombu import Connection
+from tzlocal import get_localzone
+
+from umbel.app import calls, current
+from umbel.app.conf import Conf
+from umbel.app.declaring import make_task, register
+from umbel.app.modules import ModuleLoader
+from umbel.app.publish import Publisher
+from umbel.app.registry import TaskRegistry
+from umbel.app.routes import Queues, Router
+from umbel.app.task import Task, add_to_caller
+from umbel.broker.connections import connect, is_embedded
+from umbel.exceptions import ImproperlyConfigured
+from umbel.wire.content import accept_set
+from umbel.wire.limits import Limits
+
+if TYPE_CHECKING:
+    from umbel.app.canvas import Signature
+    from umbel.app.results import AsyncResult, GroupResult
+    from umbel.app.results.backend import Backend
+
+
+class Umbel:
+    """One application; see the module's text."""
+
+    def __init__(
+        self,
+        main: str = "umbel",
+        broker: str | list[str] | None = None,
+        backend: str | None = None,
+        *,
+        include: Iterable[str] = (),
+        config_source: Any = None,
+        namespace: str | None = None,
+        set_as_current: bool = True,
+        task_cls: type[Task] = Task,
+        **settings: Any,
+    ) -> None:
+        self.main = main
+        self.task_cls = task_cls
+        self.tasks = TaskRegistry()
+        self.steps: dict[str, set[Any]] = {"worker": set(), "consumer": set()}
+        self.modules = ModuleLoader(include)
+        self._lock = threading.RLock()
+        self._made: dict[str, Any] = {}
+        self._renew()
+        self.conf = Conf()
+        self.conf.load_environment(os.environ)
+        if config_source is not None:
+            self.config_from_object(config_source, namespace=namespace)
+        explicit = {"broker_url": broker, "result_backend": backend}
+        self.conf.update({**{k: v for k, v in explicit.items() if v is not None}, **settings})
+        self._register_builtins()
+        _watch_forks(self)
+        if set_as_current:
+            current.announce(self)
+
+    def _register_builtins(self) -> None:
+        from umbel.app.builtins import register_builtins
+
+        register_builtins(self)
+
+    # -- settings ----------------------------------------------------------------------
+
+    def config_from_object(self, source: Any, *, namespace: str | None = None) -> None:
+        """Read settings from a module, its dotted name, an object or a dictionary."""
+        self.conf.load_object(source, namespace=namespace)
+
+    @property
+    def timezone(self) -> tzinfo:
+        """The zone in which naive times are read."""
+        name = self.conf.timezone
+        if not name:
+            return UTC if self.conf.enable_utc else get_localzone()
+        if isinstance(name, tzinfo):
+            return name
+        try:
+            return ZoneInfo(name)
+        except (ZoneInfoNotFoundError, ValueError):
+            raise ImproperlyConfigured(
+                f"timezone {name!r} is not known here: give a name such as 'Europe/Berlin', or UTC"
+            ) from None
+
+    def now(self) -> datetime:
+        """The time now, with its zone."""
+        return datetime.now(UTC if self.conf.enable_utc else self.timezone)
+
+    @property
+    def directory(self) -> Path | None:
+        """Where the embedded broker keeps its data; None means the working directory."""
+        chosen = self.conf.embedded_directory
+        return Path(chosen) if chosen else None
+
+    @property
+    def limits(self) -> Limits:
+        """What a message may be at most."""
+        conf = self.conf
+        return Limits(
+            body_bytes=conf.task_message_max_bytes,
+            depth=conf.task_message_max_depth,
+            integer_digits=conf.task_message_max_integer_digits,
+        )
+
+    @property
+    def accept(self) -> frozenset[str]:
+        """The content types that are read."""
+        return accept_set(self.conf.accept_content)
+
+    # -- tasks -------------------------------------------------------------------------
+
+    def task(self, *args: Any, **options: Any) -> Any:
+        """Make a function a task: `@app.task` or `@app.task(bind=True, queue='money')`."""
+        if len(args) == 1 and callable(args[0]):
+            return register(self, make_task(self, args[0], options))
+        if args:
+            raise TypeError("app.task takes keyword options only, such as @app.task(bind=True)")
+
+        def decorate(fun: Callable[..., Any]) -> Task:
+            return register(self, make_task(self, fun, options))
+
+        return decorate
+
+    def register_task(self, task: Task | type[Task]) -> Task:
+        """Register an instance (or class) of a hand-written subclass of `Task`."""
+        instance = task() if isinstance(task, type) else task
+        instance.app = self
+        instance.name = instance.name or self.task_name(type(instance))
+        return register(self, instance)
+
+    def task_name(self, fun: Any) -> str:
+        """The name of a task that was not given one: module and function."""
+        module = self.main if fun.__module__ == "__main__" else fun.__module__
+        return f"{module}.{fun.__name__}"
+
+    def autodiscover_tasks(
+        self,
+        packages: Iterable[str] | Callable[[], Iterable[str]] = (),
+        related_name: str | None = "tasks",
+        force: bool = False,
+    ) -> None:
+        """Load `<package>.tasks` of every package when a worker starts, or now with `force`."""
+        self.modules.discover(packages, related_name)
+        if force:
+            self.modules.load(self)
+
+    def load_modules(self) -> None:
+        """Import everything that `imports`, `include` and auto-discovery name."""
+        self.modules.load(self)
+
+    # -- sending -----------------------------------------------------------------------
+
+    def send_task(
+        self, name: str, args: Any = None, kwargs: Any = None, **options: Any
+    ) -> AsyncResult:
+        """Send a task by name; it need not be known here."""
+        return self.send(name, args, kwargs, options, self.tasks.get(name))
+
+    def send(
+        self, name: str, args: Any, kwargs: Any, options: Mapping[str, Any], task: Task | None
+    ) -> AsyncResult:
+        """Send one call: what `apply_async` and `send_task` come down to."""
+        call = calls.prepare(self, name, args, kwargs, options, task)
+        if not call.ignore_result:
+            self.backend.before_send((call.id,))
+        self.publisher.send(call.message, call.destination, call.policy)
+        result = self.AsyncResult(call.id)
+        if options.get("add_to_parent", True):
+            add_to_caller(result)
+        return result
+
+    def send_many(self, signatures: Iterable[Signature]) -> list[AsyncResult]:
+        """Send many calls in one go, in order; composite ones go out one by one.
+
+        All plain messages are encoded before the first goes out, so that a bad argument sends
+        nothing of its batch.
+        """
+        results: list[Any] = []
+        batch: list[calls.Call] = []
+        for signature in signatures:
+            if signature.get("subtask_type"):
+                self._send_batch(batch)
+                batch = []
+                results.append(signature.apply_async())
+                continue
+            task = self.tasks.get(signature["task"])
+            options = dict(signature.get("options") or {})
+            if task is not None and task.typing:
+                task.check_arguments(signature["args"] or (), signature["kwargs"] or {})
+            call = calls.prepare(
+                self, signature["task"], signature["args"], signature["kwargs"], options, task
+            )
+            batch.append(call)
+            result = self.AsyncResult(call.id)
+            if options.get("add_to_parent", True):
+                add_to_caller(result)
+            results.append(result)
+        self._send_batch(batch)
+        return results
+
+    def _send_batch(self, batch: list[calls.Call]) -> None:
+        if not batch:
+            return
+        kept = [call.id for call in batch if not call.ignore_result]
+        if kept:
+            self.backend.before_send(kept)
+        messages = [(call.message, call.destination) for call in batch]
+        self.publisher.send_many(messages, batch[0].policy)
+
+    def signature(self, *args: Any, **kwargs: Any) -> Signature:
+        """A call that is not made yet; see `umbel.signature`."""
+        from umbel.app.canvas import signature
+
+        kwargs["app"] = self
+        return signature(*args, **kwargs)
+
+    def AsyncResult(self, id: str, **options: Any) -> AsyncResult:  # noqa: A002, N802
+        """A handle on the result of the task `id`."""
+        from umbel.app.results import AsyncResult
+
+        return AsyncResult(id, app=self, **options)
+
+    def GroupResult(self, id: str, results: Any = None, **options: Any) -> GroupResult:  # noqa: A002
+        """A handle on the results of a group."""
+        from umbel.app.results import GroupResult
+
+        return GroupResult(id, results, app=self, **options)
+
+    # -- what is made on first use -----------------------------------------------------
+
+    def _once(self, name: str, make: Callable[[], Any]) -> Any:
+        made = self._made.get(name)
+        if made is None:
+            with self._lock:
+                made = self._made.get(name)
+                if made is None:
+                    made = self._made[name] = make()
+        return made
+
+    @property
+    def queues(self) -> Queues:
+        """The queues of this application."""
+        queues: Queues = self._once("queues", lambda: Queues(self.conf))
+        return queues
+
+    @property
+    def router(self) -> Router:
+        """Where tasks go."""
+        router: Router = self._once("router", lambda: Router(self.conf, self.queues))
+        return router
+
+    @property
+    def publisher(self) -> Publisher:
+        """The way out to the broker."""
+        publisher: Publisher = self._once("publisher", lambda: Publisher(self))
+        return publisher
+
+    @property
+    def backend(self) -> Backend:
+        """Where results are kept."""
+
+        def make() -> Backend:
+            from umbel.app.results.backend import backend_for
+
+            return backend_for(self, self.result_url)
+
+        backend: Backend = self._once("backend", make)
+        return backend
+
+    @property
+    def result_url(self) -> str:
+        """The result backend; with the embedded broker that is the default for results too."""
+        url = self.conf.result_backend
+        if url:
+            return str(url)
+        return "embedded://" if is_embedded(self.conf.broker_url) else "disabled://"
+
+    @property
+    def read_url(self) -> Any:
+        """The broker that workers consume from."""
+        return self.conf.broker_read_url or self.conf.broker_url
+
+    @property
+    def write_url(self) -> Any:
+        """The broker that messages are sent to."""
+        return self.conf.broker_write_url or self.conf.broker_url
+
+    @property
+    def reply_to(self) -> str:
+        """Where replies to this process go."""
+        return self.backend.reply_to or self.oid
+
+    def connection(self, url: Any = None) -> Connection:
+        """A new, unopened connection to the broker."""
+        conf = self.conf
+        options: dict[str, Any] = {
+            "connect_timeout": conf.broker_connection_timeout,
+            "heartbeat": conf.broker_heartbeat,
+            "login_method": conf.broker_login_method,
+            "failover_strategy": conf.broker_failover_strategy,
+        }
+        if conf.broker_use_ssl:
+            options["ssl"] = conf.broker_use_ssl
+        return connect(
+            url or self.read_url,
+            directory=self.directory,
+            transport_options=conf.broker_transport_options,
+            **{key: value for key, value in options.items() if value is not None},
+        )
+
+    # -- life --------------------------------------------------------------------------
+
+    def set_current(self) -> None:
+        """Be the application that is meant when none is named."""
+        current.set_current(self)
+
+    set_default = set_current
+
+    def close(self) -> None:
+        """Close every connection; the application can be used again afterwards."""
+        with self._lock:
+            made, self._made = self._made, {}
+        for name in ("publisher", "backend"):
+            if name in made:
+                made[name].close()
+
+    def _renew(self) -> None:
+        self.oid = str(uuid.uuid4())
+        self.origin = calls.origin()
+
+    def _after_fork(self) -> None:
+        # The parent's sockets belong to the parent: they are dropped here, never closed.
+        self._lock = threading.RLock()
+        made, self._made = self._made, {}
+        backend = made.get("backend")
+        if backend is not None:
+            backend.after_fork()
+            self._made["backend"] = backend
+        for name in ("queues", "router"):
+            if name in made:
+                self._made[name] = made[name]
+        self._renew()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Umbel {self.main}>"
+
+
+def _watch_forks(app: Umbel) -> None:
+    reference = weakref.ref(app)
+
+    def renew() -> None:
+        forked = reference()
+        if forked is not None:
+            forked._after_fork()
+
+    os.register_at_fork(after_in_child=renew)

@@ -1,0 +1,51 @@
+"""Run what is in the queues, here and now: a worker without a worker.
+
+Takes messages off the default queue of an application and executes them in this thread, one
+after the other, until the queue is empty. No broker process, no pool, no time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from umbel.app.umbel import Umbel
+from umbel.worker.orders import Order, Outcome
+from umbel.worker.runner import Runner
+
+
+def messages(app: Umbel, queue: str = "celery") -> list[Any]:
+    """Take every message that is in the queue now."""
+    found = []
+    with app.connection() as connection:
+        channel = connection.channel()
+        while (message := channel.basic_get(queue, no_ack=True)) is not None:
+            found.append(message)
+    return found
+
+
+def run(app: Umbel, message: Any) -> Outcome:
+    """Execute one message as a worker would."""
+    raw = message.body
+    return Runner(app, "pump@here")(
+        Order(
+            id=message.headers["id"],
+            task=message.headers["task"],
+            headers=message.headers,
+            body=raw.encode() if isinstance(raw, str) else bytes(raw),
+            content_type=message.content_type,
+            content_encoding=message.content_encoding,
+            delivery_info=dict(message.delivery_info),
+            properties=dict(message.properties),
+            hostname="pump@here",
+        )
+    )
+
+
+def pump(app: Umbel, queue: str = "celery") -> list[tuple[str, str]]:
+    """Execute until nothing is left; gives (task, state) in order of execution."""
+    done = []
+    while batch := messages(app, queue):
+        for message in batch:
+            outcome = run(app, message)
+            done.append((message.headers["task"], outcome.state))
+    return done
