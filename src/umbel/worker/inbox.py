@@ -1,0 +1,61 @@
+"""How other threads and signal handlers reach the consumer's loop.
+
+`post` appends a callable and wakes the loop; the loop runs what was posted in the order in
+which it came. Posting is safe from any thread and from a signal handler: a deque append and a
+one-byte write, no lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections import deque
+from collections.abc import Callable
+
+logger = logging.getLogger("umbel.worker")
+
+
+class Inbox:
+    """Work for the loop, first in, first out."""
+
+    def __init__(self) -> None:
+        self._work: deque[Callable[[], None]] = deque()
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+
+    def fileno(self) -> int:
+        """Readable when something was posted."""
+        return self._read
+
+    def post(self, work: Callable[[], None]) -> None:
+        """Let the loop run `work`."""
+        self._work.append(work)
+        self.wake()
+
+    def wake(self) -> None:
+        """Make the loop turn once."""
+        # A full pipe means that the loop will wake up anyway; a closed one that it has ended.
+        with contextlib.suppress(OSError):
+            os.write(self._write, b"\0")
+
+    def run(self) -> None:
+        """Run everything that was posted so far; one failure does not stop the rest."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._read, 4096)
+        work = self._work
+        for _ in range(len(work)):
+            try:
+                work.popleft()()
+            except Exception:
+                logger.exception("posted work failed")
+
+    def __len__(self) -> int:
+        return len(self._work)
+
+    def close(self) -> None:
+        """No more wake-ups."""
+        for descriptor in (self._read, self._write):
+            with contextlib.suppress(OSError):
+                os.close(descriptor)

@@ -1,0 +1,99 @@
+"""What a worker was asked to be: the command line's options over the settings."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from umbel.exceptions import ImproperlyConfigured
+
+if TYPE_CHECKING:
+    from umbel.app.umbel import Umbel
+
+
+@dataclass(slots=True, kw_only=True)
+class WorkerOptions:
+    """None means: as the settings say."""
+
+    hostname: str | None = None
+    pool: str | None = None
+    concurrency: int | None = None
+    queues: list[str] = field(default_factory=list)
+    exclude_queues: list[str] = field(default_factory=list)
+    prefetch_multiplier: int | None = None
+    time_limit: float | None = None
+    soft_time_limit: float | None = None
+    max_tasks_per_child: int | None = None
+    max_memory_per_child_kib: int | None = None
+    task_events: bool | None = None
+    without_mingle: bool = False
+    without_gossip: bool = False
+    without_heartbeat: bool = False
+    health_file: str | None = None
+    health_port: int | None = None
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Plan:
+    """The options with the settings filled in: what the worker will do."""
+
+    hostname: str
+    pool: str
+    concurrency: int
+    prefetch_multiplier: int
+    time_limit_s: float | None
+    soft_time_limit_s: float | None
+    max_tasks_per_child: int | None
+    max_memory_per_child_kib: int | None
+
+
+def node_name(name: str | None) -> str:
+    """A full node name: `%h` host, `%n` name, `%d` domain, `%%` a percent sign."""
+    host = socket.gethostname()
+    short, _, domain = host.partition(".")
+    chosen = name or f"celery@{host}"
+    if "@" not in chosen:
+        chosen = f"{chosen}@{host}"
+    own = chosen.partition("@")[0]
+    table = {"%h": host, "%n": own if "%" not in own else short, "%d": domain, "%%": "%"}
+    out, i = "", 0
+    while i < len(chosen):
+        pair = chosen[i : i + 2]
+        if pair in table:
+            out, i = out + table[pair], i + 2
+        else:
+            out, i = out + chosen[i], i + 1
+    return out
+
+
+def plan_for(app: Umbel, options: WorkerOptions) -> Plan:
+    """Fill in the settings; refuses what can not work."""
+    conf = app.conf
+
+    def pick(given: float | None, setting: str) -> float | None:
+        value: float | None = getattr(conf, setting) if given is None else given
+        return value
+
+    concurrency = pick(options.concurrency, "worker_concurrency") or os.cpu_count() or 1
+    soft = pick(options.soft_time_limit, "task_soft_time_limit")
+    hard = pick(options.time_limit, "task_time_limit")
+    if soft and hard and soft >= hard:
+        raise ImproperlyConfigured(
+            f"soft time limit {soft}s is not below the hard time limit {hard}s: lower it"
+        )
+    multiplier = pick(options.prefetch_multiplier, "worker_prefetch_multiplier")
+    tasks = pick(options.max_tasks_per_child, "worker_max_tasks_per_child")
+    memory = pick(options.max_memory_per_child_kib, "worker_max_memory_per_child")
+    pool = options.pool or conf.worker_pool
+    return Plan(
+        hostname=node_name(options.hostname),
+        pool=pool,
+        concurrency=1 if pool == "solo" else int(concurrency),
+        prefetch_multiplier=int(multiplier or 0),
+        time_limit_s=hard,
+        soft_time_limit_s=soft,
+        max_tasks_per_child=int(tasks) if tasks else None,
+        max_memory_per_child_kib=int(memory) if memory else None,
+    )

@@ -1,0 +1,132 @@
+"""What crosses into a pool and what comes back: plain values, so that a process can carry them.
+
+An `Order` is one message to execute, still encoded: the side that runs the task decodes the body,
+so that a process pool moves bytes and never objects. An `Outcome` is what the consumer has to
+know to settle the message and to send events; results themselves go to the result backend from
+where the task ran.
+
+Both travel between processes as msgpack, never pickle. msgpack has no integers above 64 bits and
+no lone surrogates; headers and protocol-1 bodies may hold both, so an order that fails to encode
+plainly is encoded a second time with such values wrapped in extension types. An order that still
+cannot be encoded (an object of no plain type) is refused with `OrderError` before it is taken.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from umbel.wire.tasks import TaskHeader
+
+_EXT_INTEGER = 1
+_EXT_TEXT = 2
+_OUTCOME_TEXTS = ("state", "text", "traceback", "detail")
+
+
+class Order(msgspec.Struct, array_like=True):
+    """One message to execute.
+
+    `headers` are the caller's own where `header` holds the protocol's, else all of them.
+    `decoded` is set when the body had to be decoded on receipt (protocol 1).
+    """
+
+    id: str
+    task: str
+    headers: dict[str, Any]
+    body: bytes
+    content_type: str
+    content_encoding: str
+    delivery_info: dict[str, Any]
+    properties: dict[str, Any]
+    hostname: str
+    decoded: Any = None
+    header: TaskHeader | None = None
+
+
+class Outcome(msgspec.Struct, array_like=True):
+    """How an order ended: `text` is the repr of the result or of the exception."""
+
+    state: str
+    runtime_s: float
+    text: str
+    traceback: str
+    requeue: bool = False
+    detail: str = ""
+
+
+class OrderError(ValueError):
+    """An order holds something that cannot be handed to another process."""
+
+
+def encode_order(order: Order) -> bytes:
+    """The order as msgpack; raises `OrderError`, naming the order, when that is impossible."""
+    try:
+        return _encoder.encode(order)
+    except (OverflowError, UnicodeEncodeError):
+        pass
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise _refused(order, exc) from exc
+    try:
+        return _encoder.encode(_wrapped(msgspec.to_builtins(order, builtin_types=(bytes,))))
+    except (TypeError, ValueError, OverflowError, RecursionError) as exc:
+        raise _refused(order, exc) from exc
+
+
+def decode_order(data: bytes | memoryview) -> Order:
+    """The inverse of `encode_order`."""
+    return _order_decoder.decode(data)
+
+
+def encode_outcome(outcome: Outcome) -> bytes:
+    """The outcome as msgpack; lone surrogates in its texts become question marks."""
+    try:
+        return _encoder.encode(outcome)
+    except UnicodeEncodeError:
+        texts = {name: _printable(getattr(outcome, name)) for name in _OUTCOME_TEXTS}
+        return _encoder.encode(msgspec.structs.replace(outcome, **texts))
+
+
+def decode_outcome(data: bytes | memoryview) -> Outcome:
+    """The inverse of `encode_outcome`."""
+    return _outcome_decoder.decode(data)
+
+
+def _refused(order: Order, exc: BaseException) -> OrderError:
+    return OrderError(
+        f"order {order.id} of task {order.task!r} cannot be handed to another process: {exc}; "
+        "headers and properties may hold plain values only"
+    )
+
+
+def _wrapped(value: Any) -> Any:
+    """The value with what msgpack lacks put into extension types; depth was capped on receipt."""
+    if isinstance(value, dict):
+        return {key: _wrapped(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_wrapped(item) for item in value]
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return msgspec.msgpack.Ext(_EXT_INTEGER, b"%x" % value)
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return msgspec.msgpack.Ext(_EXT_TEXT, value.encode("utf-8", "surrogatepass"))
+    return value
+
+
+def _unwrapped(code: int, data: memoryview) -> Any:
+    if code == _EXT_INTEGER:
+        return int(bytes(data), 16)
+    if code == _EXT_TEXT:
+        return bytes(data).decode("utf-8", "surrogatepass")
+    return msgspec.msgpack.Ext(code, bytes(data))
+
+
+def _printable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
+
+
+_encoder = msgspec.msgpack.Encoder()
+_order_decoder = msgspec.msgpack.Decoder(Order, ext_hook=_unwrapped)
+_outcome_decoder = msgspec.msgpack.Decoder(Outcome)

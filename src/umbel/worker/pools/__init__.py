@@ -1,0 +1,19 @@
+"""Pools: where orders run. Five of them, one contract (`base`), one conformance suite.
+
+| pool | runs an order in | soft limit | hard limit, cancel |
+|---|---|---|---|
+| prefork | a child process | exception in the task | the child is killed and replaced |
+| threads | a thread | exception in the task | the thread is abandoned and replaced |
+| gevent | a greenlet | exception in the task | the greenlet is killed |
+| asyncio | a coroutine; a thread for plain functions | exception at its await point | cancelled |
+| solo | the calling thread | exception in the task | exception in the task |
+
+Only prefork can end code that refuses to end. The others report the end, free the slot and count
+what is left behind as abandoned.
+"""
+
+from __future__ import annotations
+
+from umbel.worker.pools.base import Pool, PoolOptions, Watcher, disarm_soft_limit, pool_class
+
+__all__ = ["Pool", "PoolOptions", "Watcher", "disarm_soft_limit", "pool_class"]

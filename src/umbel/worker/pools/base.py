@@ -1,0 +1,219 @@
+"""The contract between the consumer and whatever runs its orders.
+
+`Pool.submit` hands over one order together with its watcher. The watcher hears `accepted` when the
+order begins to run, then exactly one final call: `finished`, `hard_limit`, `lost` or `terminated`.
+`accepted` precedes every final call, except `terminated` and `lost` of an order that never began.
+After `terminate` no watcher is called any more: those messages belong to the broker again.
+A watcher that raises is logged and does not disturb the pool.
+
+Limits count from `accepted`. The soft limit raises `SoftTimeLimitExceeded` inside `run`; what runs
+there may call `disarm_soft_limit()` once the task's own code has ended, so that a late soft limit
+does not interrupt the storing of a result.
+
+`run` is expected to turn every error of a task into an outcome; whatever escapes it all the same
+(SystemExit and MemoryError included) becomes a FAILURE outcome here and never ends a pool.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from umbel.exceptions import ImproperlyConfigured
+from umbel.worker.orders import Order, Outcome
+
+logger = logging.getLogger("umbel.pool")
+
+TEXT_CHARS_MAX = 1_024
+TRACEBACK_CHARS_MAX = 64_000
+
+_CLASSES = {
+    "prefork": "umbel.worker.pools.prefork.pool:PreforkPool",
+    "threads": "umbel.worker.pools.threads:ThreadsPool",
+    "gevent": "umbel.worker.pools.gevent:GeventPool",
+    "asyncio": "umbel.worker.pools.asyncio:AsyncioPool",
+    "solo": "umbel.worker.pools.solo:SoloPool",
+}
+POOL_NAMES = tuple(_CLASSES)
+
+
+class Watcher(Protocol):
+    """Hears what becomes of one order, on a thread of the pool (for solo: the caller's)."""
+
+    def accepted(self, pid: int, when: float) -> None:
+        """Execution begins; `when` is monotonic time."""
+
+    def soft_limit(self, limit_s: float) -> None:
+        """The soft limit has passed; the order still runs."""
+
+    def finished(self, outcome: Outcome) -> None:
+        """Final: the order ended by itself."""
+
+    def hard_limit(self, limit_s: float) -> None:
+        """Final: the hard limit has passed and the order was ended."""
+
+    def lost(self, reason: str) -> None:
+        """Final: the process that ran it died, as in "signal 9 (SIGKILL)" or "exit code 3"."""
+
+    def terminated(self, signum: int) -> None:
+        """Final: it was ended because `cancel` was called."""
+
+
+def _nothing() -> None:
+    """The default of `PoolOptions.child_started`."""
+
+
+@dataclass(slots=True, kw_only=True)
+class PoolOptions:
+    """How a pool is built; what does not apply to a pool is ignored by it."""
+
+    concurrency: int
+    run: Callable[[Order], Outcome]
+    run_async: Callable[[Order], Awaitable[Outcome]] | None = None
+    """asyncio only: awaited for the orders of which `is_async` is true."""
+    is_async: Callable[[Order], bool] | None = None
+    max_tasks_per_child: int | None = None
+    """prefork only: a child is replaced after so many orders; caps leaks, costs a fork each."""
+    max_memory_per_child_kib: int | None = None
+    """prefork only: a child whose resident memory is above this after an order is replaced."""
+    child_started: Callable[[], None] = _nothing
+    """prefork only: runs first in each new child, after inherited files were let go."""
+    proc_alive_timeout_s: float = 4.0
+    """prefork only: a child that does not report in this time is killed and tried again."""
+
+
+class Pool(ABC):
+    """Runs orders, `size` at a time; further ones wait inside, first in, first out."""
+
+    name: ClassVar[str]
+    green: ClassVar[bool] = False
+    inline: ClassVar[bool] = False
+
+    def __init__(self, options: PoolOptions) -> None:
+        if options.concurrency < 1:
+            raise ImproperlyConfigured(
+                f"concurrency {options.concurrency} of the {self.name} pool: must be at least 1"
+            )
+        self.options = options
+
+    @abstractmethod
+    def start(self) -> None:
+        """Begin to serve; called once."""
+
+    @abstractmethod
+    def submit(
+        self, order: Order, watcher: Watcher, soft_s: float | None, hard_s: float | None
+    ) -> None:
+        """Take one order; raises `PoolClosed` after close or terminate, and then keeps nothing."""
+
+    @abstractmethod
+    def close_and_join(self, timeout_s: float | None) -> bool:
+        """Warm stop: no new orders, those taken end. False: they had not when time was up."""
+
+    @abstractmethod
+    def terminate(self) -> None:
+        """Cold stop, at once; watchers of unfinished orders are not called. Idempotent."""
+
+    @abstractmethod
+    def cancel(self, order_id: str, signum: int) -> bool:
+        """End one order, running or waiting; False when it is not here (any more)."""
+
+    @abstractmethod
+    def grow(self, n: int) -> None:
+        """Run `n` more orders at a time."""
+
+    @abstractmethod
+    def shrink(self, n: int) -> None:
+        """Run `n` fewer at a time, without ending one; ValueError when none would be left."""
+
+    @abstractmethod
+    def restart(self) -> None:
+        """Replace what runs orders, each part when its present order has ended."""
+
+    @abstractmethod
+    def info(self) -> dict[str, Any]:
+        """The `pool` part of the `stats` reply."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """How many orders may run at once."""
+
+    def _described(self, **more: Any) -> dict[str, Any]:
+        cls = type(self)
+        return {
+            "implementation": f"{cls.__module__}:{cls.__qualname__}",
+            "max-concurrency": self.size,
+            "max-tasks-per-child": "N/A",
+            "put-guarded-by-semaphore": False,
+            "timeouts": [0, 0],
+            **more,
+        }
+
+    def _checked_shrink(self, n: int) -> int:
+        """The size after shrinking by `n`."""
+        if n < 0 or self.size - n < 1:
+            raise ValueError(f"cannot shrink a pool of {self.size} by {n}: at least one must stay")
+        return self.size - n
+
+
+class PoolClosed(RuntimeError):
+    """An order was submitted to a pool that has been closed."""
+
+
+def pool_class(name: str) -> type[Pool]:
+    """The pool of that name, imported now; ImproperlyConfigured says what to choose or install."""
+    try:
+        module, _, attribute = _CLASSES[name].partition(":")
+    except KeyError:
+        choices = ", ".join(POOL_NAMES)
+        raise ImproperlyConfigured(f"unknown pool {name!r}: choose one of {choices}") from None
+    try:
+        found: type[Pool] = getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as exc:
+        if exc.name is None or exc.name.partition(".")[0] != name:
+            raise
+        raise ImproperlyConfigured(
+            f"pool {name!r} needs the package {name}: pip install 'umbel[{name}]'"
+        ) from None
+    return found
+
+
+def failure_of(exc: BaseException, runtime_s: float) -> Outcome:
+    """The outcome of an order whose `run` raised; never raises itself."""
+    try:
+        text = repr(exc)[:TEXT_CHARS_MAX]
+    except Exception:  # noqa: BLE001 - a hostile __repr__ is the task's, not ours
+        text = f"<{type(exc).__name__}: repr failed>"
+    try:
+        trace = "".join(traceback.format_exception(exc))[-TRACEBACK_CHARS_MAX:]
+    except Exception:  # noqa: BLE001 - likewise
+        trace = ""
+    return Outcome("FAILURE", runtime_s, text, trace)
+
+
+def notify(call: Callable[..., object], *args: Any) -> None:
+    """Call a watcher: its errors are logged, since the pool must go on."""
+    try:
+        call(*args)
+    except Exception:
+        logger.exception("the watcher of an order failed in %s", getattr(call, "__name__", call))
+
+
+soft_limit_disarmer: ContextVar[Callable[[], None] | None] = ContextVar(
+    "soft_limit_disarmer", default=None
+)
+"""Set by a pool around an order with a soft limit."""
+
+
+def disarm_soft_limit() -> None:
+    """Say from inside `run` that the task's own code has ended: no soft limit from here on."""
+    disarm = soft_limit_disarmer.get()
+    if disarm is not None:
+        disarm()

@@ -1,0 +1,36 @@
+"""Prefork: each order runs in a child process, the only pool that can end code that will not end.
+
+    consumer thread ── submit ──► FIFO ──► packets ──► child 1 (main thread: run, run, run …)
+                                   ▲  └──► packets ──► child 2
+    keeper thread ◄── frames: accepted, finished ───────┘
+      deadlines, signals, waitpid, fork, calls of watchers
+
+- `pool`    the public face: takes orders, decides who runs what, when limits strike
+- `nursery` forks children, with back-off when they die at birth
+- `child`   the parent's view of one child: what it holds, its pipes, its signals
+- `frames`  what goes over the pipes
+- `inside`  what happens in the child process
+
+**No lock is shared between processes**, so a child may be killed at any moment without harm to
+the others. Orders go to a child as packets (SOCK_SEQPACKET), a few ahead of the one that runs, so
+that it need not wait for us between two short orders. The parent keeps the child's end of that
+socket open too and can thus *take back* a packet that the child has not read: an idle child never
+waits while another one has orders to spare, and ending a child for one order hits no other.
+
+**An order is the child's only once the child has said so.** It writes `accepted` before it runs an
+order. When it dies, the one order accepted and unfinished is lost (or over its limit, or
+cancelled); those unaccepted never ran and go to another child.
+
+**One thread forks, waits and reports** (the keeper). The kernel ties a child's life to the thread
+that forked it (PR_SET_PDEATHSIG), and a process number is ours only until waitpid, so signals and
+waitpid are under one lock.
+
+Needs Linux: SOCK_SEQPACKET, and pidfd where there is one (else children are looked after by EOF
+and a slow sweep).
+"""
+
+from __future__ import annotations
+
+from umbel.worker.pools.prefork.pool import PreforkPool
+
+__all__ = ["PreforkPool"]

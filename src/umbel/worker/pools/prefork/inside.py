@@ -1,0 +1,238 @@
+"""Life inside a child process: from the fork to `os._exit`.
+
+The child was forked from a process with threads, so nothing here may wait for a lock that one of
+them may have held. First it lets go of everything inherited: files and sockets other than its own
+pipes, the standard streams and open log files are replaced by /dev/null. Replaced rather than
+closed: objects of the parent still own those numbers, and closing such an object later would
+close whatever had got its number. So the broker's connection of a parent that was killed
+closes with the parent, and its messages are delivered again.
+
+The soft limit is SIGUSR1 plus a cell of shared memory with the sequence number of the order it is
+meant for: a signal that comes late finds another number running, or none, and does nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import logging
+import mmap
+import os
+import signal
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from time import monotonic
+from types import FrameType
+from typing import NoReturn
+
+from umbel.exceptions import SoftTimeLimitExceeded
+from umbel.worker.orders import Outcome, decode_order, encode_outcome
+from umbel.worker.pools.base import PoolOptions, failure_of, logger, soft_limit_disarmer
+from umbel.worker.pools.prefork import frames
+
+CELL = struct.Struct("=Q")
+SOFT_SIGNAL = signal.SIGUSR1
+# Sent by a terminal to the whole group; the parent decides what they mean.
+IGNORED_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+EXIT_START_FAILED = 70
+
+_PR_SET_PDEATHSIG = 1
+
+
+def live(
+    options: PoolOptions, parent_pid: int, orders: socket.socket, results_fd: int, cell: mmap.mmap
+) -> NoReturn:
+    """Be a pool child; never returns into the code of the parent."""
+    code = EXIT_START_FAILED
+    try:
+        _tie_to_parent(parent_pid)
+        desk = _Desk(options, orders, results_fd, cell)
+        _reset_signals(desk)
+        _let_go({0, 1, 2, orders.fileno(), results_fd, *_log_files()})
+        _become_main_thread()
+        gc.freeze()  # what was inherited is neither ours to collect nor worth scanning
+        options.child_started()
+        desk.serve()
+        code = 0
+    except (BrokenPipeError, ConnectionError):
+        code = 0  # the parent is gone, and so are we
+    except BaseException:  # noqa: BLE001 - nothing may unwind into the parent's frames
+        with contextlib.suppress(Exception):
+            logger.exception("pool process %d ends on an error", os.getpid())
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(code)
+
+
+class _Desk:
+    """Reads orders, runs them, writes what became of them."""
+
+    def __init__(
+        self, options: PoolOptions, orders: socket.socket, results_fd: int, cell: mmap.mmap
+    ) -> None:
+        self._options = options
+        self._orders = orders
+        self._results_fd = results_fd
+        self._cell = cell
+        self._armed = 0  # sequence number that a soft limit may strike, 0 for none
+        self._unsent = bytearray()
+        self._packet = bytearray(frames.PACKET_BYTES_MAX)
+        self._pid = os.getpid()
+        self._left = options.max_tasks_per_child or 0
+
+    def serve(self) -> None:
+        """Run orders until the parent wants no more, or a limit of this child is reached."""
+        soft_limit_disarmer.set(self.disarm)
+        self._unsent += frames.frame(frames.READY, self._pid)
+        self._flush()
+        last = False
+        while not last:
+            received = self._receive()
+            if received is None:
+                break
+            seq, data = received
+            self._unsent += frames.accepted_frame(seq, monotonic())
+            self._flush()
+            outcome = self._perform(seq, data)
+            if os.getpid() != self._pid:
+                os._exit(0)  # the task forked and came back twice: this is the copy
+            last = self._is_last()
+            kind = frames.FINISHED_LAST if last else frames.FINISHED
+            # Sent together with the next `accepted`, or before waiting for an order.
+            self._unsent += frames.frame(kind, seq, encode_outcome(outcome))
+            del data, outcome, received  # an idle child holds on to nothing
+        self._flush()
+
+    def strike(self, signum: int, frame: FrameType | None) -> None:
+        """The soft limit's signal: raise in the order it is meant for, once."""
+        if self._armed and CELL.unpack_from(self._cell)[0] == self._armed:
+            self._armed = 0
+            raise SoftTimeLimitExceeded
+
+    def disarm(self) -> None:
+        """No soft limit until the next order."""
+        self._armed = 0
+
+    def _perform(self, seq: int, data: bytes | memoryview) -> Outcome:
+        began = monotonic()
+        ended: list[Outcome] = []
+        error: BaseException | None = None
+        try:
+            order = decode_order(data)
+            self._armed = seq
+            # Stored before control returns to bytecode, where a late signal would lose it.
+            ended.extend(map(self._options.run, (order,)))
+        except BaseException as exc:  # noqa: BLE001 - becomes the outcome
+            error = exc
+        self._armed = 0
+        if ended:
+            return ended[0]
+        assert error is not None
+        return failure_of(error, monotonic() - began)
+
+    def _receive(self) -> tuple[int, bytes | memoryview] | None:
+        """The next order; None when there will be none."""
+        parts = bytearray()
+        while True:
+            size = self._receive_packet()
+            if size == 0:
+                return None
+            kind, seq = frames.packet_header(self._packet)
+            payload = memoryview(self._packet)[frames.PACKET_HEADER_BYTES : size]
+            if kind == frames.WHOLE:
+                return seq, payload
+            parts += payload
+            if kind == frames.LAST:
+                return seq, bytes(parts)
+
+    def _receive_packet(self) -> int:
+        if self._unsent:
+            try:
+                return self._orders.recv_into(self._packet, 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                self._flush()
+        return self._orders.recv_into(self._packet)
+
+    def _flush(self) -> None:
+        view = memoryview(bytes(self._unsent))
+        self._unsent.clear()
+        while view:
+            view = view[os.write(self._results_fd, view) :]
+
+    def _is_last(self) -> bool:
+        if self._left:
+            self._left -= 1
+            if not self._left:
+                return True
+        limit_kib = self._options.max_memory_per_child_kib
+        return limit_kib is not None and _resident_kib() > limit_kib
+
+
+def _tie_to_parent(parent_pid: int) -> None:
+    """Be killed when the parent is; it may have died before we asked."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        os._exit(0)
+
+
+def _reset_signals(desk: _Desk) -> None:
+    signal.set_wakeup_fd(-1)
+    for signum in signal.valid_signals():
+        if callable(signal.getsignal(signum)):
+            signal.signal(signum, signal.SIG_DFL)
+    for signum in IGNORED_SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(SOFT_SIGNAL, desk.strike)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _let_go(keep: set[int]) -> None:
+    """Point every other inherited file number at /dev/null."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in _open_files():
+        if number not in keep and number != null:
+            with contextlib.suppress(OSError):
+                os.fstat(number)
+                os.dup2(null, number, inheritable=False)
+    os.close(null)
+
+
+def _open_files() -> Iterable[int]:
+    try:
+        return [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
+    except OSError:
+        return range(3, min(os.sysconf("SC_OPEN_MAX"), 65_536))
+
+
+def _log_files() -> Iterable[int]:
+    """File numbers that handlers of the logging module write to."""
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    for one in loggers:
+        for handler in getattr(one, "handlers", ()):
+            target = getattr(handler, "stream", None) or getattr(handler, "socket", None)
+            with contextlib.suppress(AttributeError, OSError, ValueError):
+                yield target.fileno()  # type: ignore[union-attr]
+
+
+def _become_main_thread() -> None:
+    """The forking thread is the main one here; threads of tasks should not inherit `daemon`."""
+    thread = threading.current_thread()
+    thread.name = "MainThread"
+    thread._daemonic = False  # type: ignore[attr-defined]
+
+
+def _resident_kib() -> int:
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE") // 1024

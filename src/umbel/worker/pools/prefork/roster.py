@@ -1,0 +1,147 @@
+"""Who has which order: the FIFO, the children, and moves between them.
+
+Bookkeeping without threads or clocks; the pool calls it with its lock held. Rules:
+
+- an order goes to the child that holds the fewest, up to `DEPTH`, in the order of arrival;
+- an order that a child has not begun may be taken back, and goes to the head of the FIFO;
+- no child is idle while another has orders to spare (`level`);
+- before a child is signalled for one order, its others are taken back. If it then still holds
+  another, it has just read that one, so the order in question has ended: no signal is sent.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from umbel.worker.pools.prefork import inside
+from umbel.worker.pools.prefork.child import Child, Job
+
+DEPTH = 8
+"""Orders per child, the running one included. More saves waits between short orders; what a child
+has not begun can be taken back, so it costs little but the sequence in which they begin."""
+
+
+class Roster:
+    """The orders of one pool that have not ended, and where they are."""
+
+    def __init__(self, max_tasks_per_child: int | None) -> None:
+        self.queue: deque[Job] = deque()
+        self.children: dict[int, Child] = {}  # by pid; alive, or dead and not yet waited for
+        self.calls: list[tuple[Callable[..., None], tuple[Any, ...]]] = []  # to be made unlocked
+        self._max_tasks = max_tasks_per_child
+
+    def report(self, call: Callable[..., None], *args: Any) -> None:
+        """Have a watcher called once the lock is free."""
+        self.calls.append((call, args))
+
+    def place(self, job: Job) -> bool:
+        """Send the order to the child with the fewest; False when none has room."""
+        room = [one for one in self.children.values() if one.can_take(job, self._depth(one))]
+        room.sort(key=_load)
+        return any(child.send(job) for child in room)
+
+    def feed(self) -> None:
+        """Hand out what waits, then even out what has been handed out."""
+        while self.queue and self.place(self.queue[0]):
+            self.queue.popleft()
+        if not self.queue:
+            self._level()
+
+    def requeue(self, jobs: Sequence[Job]) -> None:
+        """Put orders that never began back to the head, in their order."""
+        for job in reversed(jobs):
+            if job.cancelled is not None:
+                self.report(job.watcher.terminated, job.cancelled)
+            else:
+                self.queue.appendleft(job)
+
+    def reclaim(self, child: Child) -> None:
+        """Take back everything that the child has not read."""
+        self.requeue(child.take_back(len(child.held)))
+
+    def dismiss(self, child: Child) -> None:
+        """Let the child exit when its present order has ended."""
+        self.reclaim(child)
+        child.hang_up()
+
+    def cancel(self, order_id: str, signum: int) -> bool:
+        """End an order, wherever it is."""
+        found = False
+        for child in self.children.values():
+            for job in [job for job in child.held.values() if job.order_id == order_id]:
+                job.cancelled = signum
+                found = True
+            if found:
+                self.strike_cancelled(child)
+        kept: deque[Job] = deque()
+        for job in self.queue:
+            if job.order_id == order_id:
+                self.report(job.watcher.terminated, signum)
+                found = True
+            else:
+                kept.append(job)
+        self.queue = kept
+        return found
+
+    def strike_cancelled(self, child: Child) -> None:
+        """Signal the child if the order that it runs was cancelled, once."""
+        if any(job.cancelled is not None for job in child.held.values()):
+            self.reclaim(child)
+        job = child.running
+        if job is None or job.cancelled is None or job.struck or len(child.held) > 1:
+            return
+        job.struck = True
+        if job.cancelled == inside.SOFT_SIGNAL:
+            child.strike_soft(job)
+        elif job.cancelled in inside.IGNORED_SIGNALS:
+            child.signal(signal.SIGTERM)
+        else:
+            child.signal(job.cancelled)
+
+    def kill_for_limit(self, child: Child, job: Job) -> bool:
+        """Kill the child for the order that it runs; False when that seems to have ended."""
+        self.reclaim(child)
+        if child.running is not job or len(child.held) > 1:
+            return False
+        job.over_limit = child.leaving = True
+        child.signal(signal.SIGKILL)
+        return True
+
+    def bury(self, child: Child, reason: str) -> None:
+        """Settle what a dead child held: one order may have begun, the others go on."""
+        del self.children[child.pid]
+        job = child.running
+        if job is not None:
+            del child.held[job.seq]
+            if job.over_limit:
+                self.report(job.watcher.hard_limit, job.hard_s)
+            elif job.cancelled is not None:
+                self.report(job.watcher.terminated, job.cancelled)
+            else:
+                self.report(job.watcher.lost, reason)
+        self.requeue(child.let_go())
+
+    def _depth(self, child: Child) -> int:
+        if self._max_tasks is None:
+            return DEPTH
+        return min(DEPTH, self._max_tasks - child.served)
+
+    def _level(self) -> None:
+        """Give each idle child an order that another one holds in reserve."""
+        idle = sum(1 for child in self.children.values() if child.idle)
+        while idle > 0:
+            donor = max(self.children.values(), key=lambda child: child.spare)
+            taken = donor.take_back(1) if donor.spare else []
+            if not taken:
+                return
+            idle -= 1
+            if not self.place(taken[0]):
+                self.requeue(taken)
+                return
+
+
+def _load(child: Child) -> int:
+    return len(child.held)

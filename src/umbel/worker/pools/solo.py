@@ -1,0 +1,264 @@
+"""Solo: the order runs inside `submit`, in the calling thread. One process, one order, no hand-off.
+
+The way without limits is kept short, because it is the floor under every other cost: two calls of
+the watcher, one read of the clock, two uncontended locks.
+
+Limits in the main thread use SIGALRM, so a blocking system call is interrupted as well; the hard
+limit fires again every second until the order has let go. In another thread limits come from a
+deadline thread as asynchronous exceptions, which wait for C calls to return. While an order runs
+the caller's loop stands still: heartbeats and control messages wait for it.
+
+`terminate` may be called by a signal handler in the middle of an order: it raises
+`SoloInterrupted` there, and `submit` returns without a final call.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from functools import partial
+from time import monotonic
+from types import FrameType
+from typing import Any, ClassVar
+
+from umbel.exceptions import SoftTimeLimitExceeded, Terminated
+from umbel.worker.orders import Order, Outcome
+from umbel.worker.pools.base import (
+    Pool,
+    PoolClosed,
+    PoolOptions,
+    Watcher,
+    notify,
+    soft_limit_disarmer,
+)
+from umbel.worker.pools.deadlines import Deadlines
+from umbel.worker.pools.interrupts import Guard, run_guarded
+
+_HARD_AGAIN_S = 1.0
+
+
+class SoloInterrupted(BaseException):
+    """Leaves the running order on a cold stop; no task should catch it."""
+
+
+class _HardLimit(BaseException):
+    """Leaves the running order at its hard limit; not an Exception, so that tasks let it pass."""
+
+
+class SoloPool(Pool):
+    """Runs each order inside `submit`."""
+
+    name: ClassVar[str] = "solo"
+    inline: ClassVar[bool] = True
+
+    def __init__(self, options: PoolOptions) -> None:
+        super().__init__(options)
+        self._run = options.run
+        self._pid = os.getpid()
+        self._turn = threading.RLock()  # one order at a time; a watcher may submit the next
+        self._guard: Guard | None = None  # of the running order
+        self._running: Order | None = None
+        self._runner = 0  # ident of the thread that runs it
+        self._closed = False
+        self._terminated = False
+        self._signum = 0  # of the last `cancel`
+        self._deadlines = Deadlines("umbel-deadlines")
+
+    @property
+    def size(self) -> int:
+        """Always one."""
+        return 1
+
+    def start(self) -> None:
+        """Nothing to start."""
+        self._pid = os.getpid()
+
+    def submit(
+        self, order: Order, watcher: Watcher, soft_s: float | None, hard_s: float | None
+    ) -> None:
+        """Run the order now; returns when it has ended and was reported."""
+        self._refuse_if_closed(order)
+        with self._turn:
+            self._refuse_if_closed(order)
+            notify(watcher.accepted, self._pid, monotonic())
+            guard = Guard()
+            try:
+                self._runner = threading.get_ident()
+                self._guard, self._running = guard, order
+                if self._terminated:
+                    return
+                if soft_s is None and hard_s is None:
+                    outcome = run_guarded(self._run, order, guard, False)
+                else:
+                    outcome = self._run_limited(order, guard, watcher, soft_s, hard_s)
+            except SoloInterrupted:  # a signal that came just outside of `run`
+                return
+            finally:
+                self._running = self._guard = None
+            if guard.struck is None:
+                if not self._left_alone():
+                    notify(watcher.finished, outcome)
+            else:
+                self._report_struck(guard.struck, watcher, hard_s)
+
+    def close_and_join(self, timeout_s: float | None) -> bool:
+        """Wait for the order that runs in another thread, if any."""
+        self._closed = True
+        if not self._turn.acquire(timeout=-1 if timeout_s is None else timeout_s):
+            return False
+        self._turn.release()
+        self._deadlines.stop(wait_s=timeout_s)
+        return True
+
+    def terminate(self) -> None:
+        """Leave the running order, from a signal handler or from another thread."""
+        self._closed = self._terminated = True
+        self._deadlines.stop(wait_s=0)
+        if self._running is None or self._guard is None:
+            return
+        if threading.get_ident() == self._runner:
+            raise SoloInterrupted  # we are inside the order: this leaves it
+        self._guard.interrupt(SoloInterrupted)
+
+    def cancel(self, order_id: str, signum: int) -> bool:
+        """Interrupt the order that runs in another thread."""
+        guard, running = self._guard, self._running
+        if guard is None or running is None or running.id != order_id:
+            return False
+        if threading.get_ident() == self._runner:
+            return False
+        self._signum = signum
+        return guard.interrupt(Terminated)
+
+    def grow(self, n: int) -> None:
+        """Refused: solo is one by nature."""
+        raise ValueError(f"cannot grow the solo pool by {n}: choose another pool")
+
+    def shrink(self, n: int) -> None:
+        """Refused: solo is one by nature."""
+        self._checked_shrink(n)
+
+    def restart(self) -> None:
+        """Nothing to replace."""
+
+    def info(self) -> dict[str, Any]:
+        """The `pool` part of the `stats` reply."""
+        return self._described(processes=[self._pid])
+
+    def _run_limited(
+        self,
+        order: Order,
+        guard: Guard,
+        watcher: Watcher,
+        soft_s: float | None,
+        hard_s: float | None,
+    ) -> Outcome:
+        if threading.current_thread() is threading.main_thread():
+            alarm = _Alarm(self._run, guard, watcher, soft_s, hard_s)
+            return run_guarded(alarm.run, order, guard, False)
+
+        def soften(limit_s: float) -> None:
+            if guard.interrupt(SoftTimeLimitExceeded):
+                notify(watcher.soft_limit, limit_s)
+
+        began = monotonic()
+        pending = []
+        if soft_s is not None:
+            limit_s = soft_s
+            pending.append(self._deadlines.call_at(began + limit_s, lambda: soften(limit_s)))
+        if hard_s is not None:
+            harden = partial(guard.interrupt, _HardLimit)
+            pending.append(self._deadlines.call_at(began + hard_s, harden))
+        outcome = run_guarded(self._run, order, guard, soft_s is not None)
+        for deadline in pending:
+            deadline.cancel()
+        return outcome
+
+    def _report_struck(
+        self, exc: type[BaseException], watcher: Watcher, hard_s: float | None
+    ) -> None:
+        """The final call of an order that was interrupted."""
+        if self._left_alone():
+            return
+        if exc is _HardLimit and hard_s is not None:
+            notify(watcher.hard_limit, hard_s)
+        else:
+            notify(watcher.terminated, self._signum)
+
+    def _refuse_if_closed(self, order: Order) -> None:
+        if self._closed:
+            raise PoolClosed(f"order {order.id} came after the solo pool was closed")
+
+    def _left_alone(self) -> bool:
+        """After a cold stop nobody is told anything."""
+        return self._terminated
+
+
+class _Alarm:
+    """The limits of one order by SIGALRM; for the main thread, where signal handlers run."""
+
+    def __init__(
+        self,
+        run: Callable[[Order], Outcome],
+        guard: Guard,
+        watcher: Watcher,
+        soft_s: float | None,
+        hard_s: float | None,
+    ) -> None:
+        self._run = run
+        self._guard = guard
+        self._watcher = watcher
+        self._soft_s = soft_s if hard_s is None or soft_s is None or soft_s < hard_s else None
+        self._hard_s = hard_s
+        self._armed = False
+        self._soft_armed = True
+
+    def run(self, order: Order) -> Outcome:
+        """Run the order under the alarm; the handler and timer of before are put back."""
+        ended: list[Outcome] = []
+        error: BaseException | None = None
+        token = soft_limit_disarmer.set(self._disarm_soft)
+        before = signal.signal(signal.SIGALRM, self._ring)
+        try:
+            try:
+                self._armed = True
+                self._wind()
+                ended.extend(map(self._run, (order,)))  # see interrupts.run_guarded
+            except BaseException as exc:  # noqa: BLE001 - raised again below
+                error = exc
+            self._armed = False
+        except BaseException as exc:  # noqa: BLE001 - it rang as the order was ending
+            self._armed = False
+            error = error or exc
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before if before is not None else signal.SIG_DFL)
+        soft_limit_disarmer.reset(token)
+        if ended:
+            return ended[0]
+        assert error is not None
+        raise error
+
+    def _wind(self) -> None:
+        if self._soft_s is not None:
+            signal.setitimer(signal.ITIMER_REAL, max(self._soft_s, 1e-6))
+        elif self._hard_s is not None:
+            signal.setitimer(signal.ITIMER_REAL, max(self._hard_s, 1e-6), _HARD_AGAIN_S)
+
+    def _ring(self, signum: int, frame: FrameType | None) -> None:
+        if not self._armed:
+            return
+        if self._soft_s is None:
+            self._guard.struck = _HardLimit
+            raise _HardLimit
+        limit_s, self._soft_s = self._soft_s, None
+        if self._hard_s is not None:
+            rest_s = max(self._hard_s - limit_s, 1e-6)
+            signal.setitimer(signal.ITIMER_REAL, rest_s, _HARD_AGAIN_S)
+        if self._soft_armed:
+            notify(self._watcher.soft_limit, limit_s)
+            raise SoftTimeLimitExceeded
+
+    def _disarm_soft(self) -> None:
+        self._soft_armed = False

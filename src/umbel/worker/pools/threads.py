@@ -1,0 +1,247 @@
+"""Threads: cheap, shared memory, for tasks that wait on the network.
+
+Each thread takes the next order from one queue and runs it. Idle threads block on the queue; a
+thread for deadlines exists only once an order with a limit came.
+
+The soft limit raises `SoftTimeLimitExceeded` in the thread. A thread cannot be killed, so at the
+hard limit, and on `cancel`, the order is reported as ended, an exception is raised in its thread,
+the thread is *abandoned* (counted in `info`) and a fresh one takes its seat; whatever an abandoned
+thread still produces is dropped, and it exits as soon as its order lets it. Threads are daemons:
+a cold stop does not wait for them.
+
+`max_tasks_per_child` and `max_memory_per_child_kib` do not apply: threads share one memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from time import monotonic
+from typing import Any, ClassVar
+
+from umbel.exceptions import SoftTimeLimitExceeded, Terminated, TimeLimitExceeded
+from umbel.worker.orders import Order
+from umbel.worker.pools.base import Pool, PoolClosed, PoolOptions, Watcher, notify
+from umbel.worker.pools.deadlines import Deadline, Deadlines
+from umbel.worker.pools.interrupts import Guard, run_guarded
+
+
+class _Job:
+    """One order on its way; `settled` once its final call belongs to somebody."""
+
+    __slots__ = ("guard", "hard_s", "order", "settled", "soft_s", "thread", "watcher")
+
+    def __init__(
+        self, order: Order, watcher: Watcher, soft_s: float | None, hard_s: float | None
+    ) -> None:
+        self.order = order
+        self.watcher = watcher
+        self.soft_s = soft_s
+        self.hard_s = hard_s
+        self.guard = Guard()
+        self.thread: threading.Thread | None = None  # that runs it
+        self.settled = False
+
+
+class ThreadsPool(Pool):
+    """Runs each order in one of `size` threads of this process."""
+
+    name: ClassVar[str] = "threads"
+
+    def __init__(self, options: PoolOptions) -> None:
+        super().__init__(options)
+        self._queue: SimpleQueue[_Job | None] = SimpleQueue()
+        self._changed = threading.Condition()
+        self._jobs: set[_Job] = set()  # taken and not settled
+        self._threads: set[threading.Thread] = set()  # those with a seat, not the abandoned
+        self._target = options.concurrency
+        self._abandoned = 0
+        self._restarts = 0  # seats to be given to a fresh thread
+        self._closed = False
+        self._terminated = False
+        self._numbers = itertools.count(1)
+        self._deadlines = Deadlines("umbel-deadlines")
+        self._pid = os.getpid()
+
+    @property
+    def size(self) -> int:
+        """How many orders may run at once."""
+        return self._target
+
+    def start(self) -> None:
+        """Start the threads."""
+        with self._changed:
+            self._fill_seats()
+
+    def submit(
+        self, order: Order, watcher: Watcher, soft_s: float | None, hard_s: float | None
+    ) -> None:
+        """Queue the order for the next free thread."""
+        job = _Job(order, watcher, soft_s, hard_s)
+        with self._changed:
+            if self._closed:
+                raise PoolClosed(f"order {order.id} came after the threads pool was closed")
+            self._jobs.add(job)
+        self._queue.put(job)
+
+    def close_and_join(self, timeout_s: float | None) -> bool:
+        """Take no more orders and wait for those taken."""
+        with self._changed:
+            self._closed = True
+            done = self._changed.wait_for(lambda: not self._jobs or self._terminated, timeout_s)
+            if not done:
+                return False
+            self._target = 0
+            self._wake(len(self._threads))
+            threads = list(self._threads)
+        self._deadlines.stop(wait_s=timeout_s)
+        # A thread leaves `_jobs` before its watcher's last call: closed means that returned too.
+        ends = None if timeout_s is None else monotonic() + timeout_s
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(None if ends is None else max(0.0, ends - monotonic()))
+        return not any(t.is_alive() for t in threads if t is not threading.current_thread())
+
+    def terminate(self) -> None:
+        """Forget every order; threads that run one are interrupted and left to themselves."""
+        with self._changed:
+            self._closed = self._terminated = True
+            jobs, self._jobs = self._jobs, set()
+            for job in jobs:
+                job.settled = True
+            self._target = 0
+            self._wake(len(self._threads))
+            self._changed.notify_all()
+        self._deadlines.stop(wait_s=0)
+        for job in jobs:
+            job.guard.interrupt(Terminated)
+
+    def cancel(self, order_id: str, signum: int) -> bool:
+        """Report the order as terminated; its thread is interrupted and abandoned."""
+        with self._changed:
+            jobs = [job for job in self._jobs if job.order.id == order_id]
+        ended = [self._end(job, Terminated, job.watcher.terminated, signum) for job in jobs]
+        return any(ended)
+
+    def grow(self, n: int) -> None:
+        """Add `n` threads."""
+        with self._changed:
+            self._target += n
+            self._fill_seats()
+
+    def shrink(self, n: int) -> None:
+        """Let `n` threads go, as they become idle."""
+        with self._changed:
+            self._target = self._checked_shrink(n)
+            self._wake(n)
+
+    def restart(self) -> None:
+        """Replace every thread once its present order has ended."""
+        with self._changed:
+            self._restarts = len(self._threads)
+            self._wake(self._restarts)
+
+    def info(self) -> dict[str, Any]:
+        """The `pool` part of the `stats` reply."""
+        return self._described(threads=len(self._threads), abandoned=self._abandoned)
+
+    def _fill_seats(self) -> None:
+        """With the lock held."""
+        while len(self._threads) < self._target:
+            name = f"umbel-thread-{next(self._numbers)}"
+            thread = threading.Thread(target=self._work, name=name, daemon=True)
+            self._threads.add(thread)
+            thread.start()
+
+    def _wake(self, count: int) -> None:
+        """Make idle threads look whether they should leave; a wake too many does no harm."""
+        for _ in range(count):
+            self._queue.put(None)
+
+    def _work(self) -> None:
+        """The life of one thread."""
+        while True:
+            job = self._queue.get()
+            if job is not None and not self._serve(job):
+                return  # abandoned: the seat is somebody else's by now
+            del job  # an idle thread keeps no order alive
+            if self._leaves():
+                return
+
+    def _leaves(self) -> bool:
+        if not self._restarts and len(self._threads) <= self._target:
+            return False
+        with self._changed:
+            if self._restarts:
+                self._restarts -= 1
+            elif len(self._threads) <= self._target:
+                return False
+            self._threads.discard(threading.current_thread())
+            self._fill_seats()
+            return True
+
+    def _serve(self, job: _Job) -> bool:
+        """Run one order and report it; False when it was ended from outside meanwhile."""
+        with self._changed:
+            if job.settled:  # cancelled while it waited
+                return True
+            job.thread = threading.current_thread()
+        began = monotonic()
+        notify(job.watcher.accepted, self._pid, began)
+        deadlines = self._limits(job, began)
+        outcome = run_guarded(self.options.run, job.order, job.guard, job.soft_s is not None)
+        for deadline in deadlines:
+            deadline.cancel()
+        if not self._settle(job):
+            return False
+        notify(job.watcher.finished, outcome)
+        return True
+
+    def _limits(self, job: _Job, began: float) -> list[Deadline]:
+        deadlines = []
+        soft_s, hard_s = job.soft_s, job.hard_s
+        if soft_s is not None:
+            deadlines.append(
+                self._deadlines.call_at(began + soft_s, lambda: self._soft(job, soft_s))
+            )
+        if hard_s is not None:
+            call = job.watcher.hard_limit
+            deadlines.append(
+                self._deadlines.call_at(began + hard_s, lambda: self._hard(job, call, hard_s))
+            )
+        return deadlines
+
+    def _soft(self, job: _Job, limit_s: float) -> None:
+        if job.guard.interrupt(SoftTimeLimitExceeded):
+            notify(job.watcher.soft_limit, limit_s)
+
+    def _hard(self, job: _Job, call: Callable[[float], None], limit_s: float) -> None:
+        self._end(job, TimeLimitExceeded, call, limit_s)
+
+    def _end(
+        self, job: _Job, exc: type[BaseException], call: Callable[..., None], arg: float
+    ) -> bool:
+        """End an order from outside, reporting it by `call(arg)`; False when it has ended."""
+        if not self._settle(job, abandon=True):
+            return False
+        job.guard.interrupt(exc)
+        notify(call, arg)
+        return True
+
+    def _settle(self, job: _Job, abandon: bool = False) -> bool:
+        """Claim the final call of the order: true for the first to ask."""
+        with self._changed:
+            if job.settled:
+                return False
+            job.settled = True
+            self._jobs.discard(job)
+            if abandon and job.thread is not None:
+                self._abandoned += 1
+                self._threads.discard(job.thread)
+                self._fill_seats()
+            if not self._jobs:
+                self._changed.notify_all()
+            return True

@@ -1,0 +1,238 @@
+"""One task message in a worker, from receipt until it is settled.
+
+A request owns its message: it acknowledges or rejects it exactly once, on the loop thread, and
+never after the connection that brought it is gone (then it is *void*: the broker has taken the
+message back and will deliver it again). It is the pool's watcher of its own execution; what the
+pool reports is carried over to the loop thread first.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from umbel.app.trace import fail
+from umbel.exceptions import (
+    TaskRevokedError,
+    TimeLimitExceeded,
+    WorkerLostError,
+)
+from umbel.wire.limits import Refusal
+from umbel.worker.runner import UNDECODABLE
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from umbel.app.context import Context
+    from umbel.wire.tasks import TaskHeader
+    from umbel.worker.orders import Order, Outcome
+    from umbel.worker.strategy import Strategy
+
+logger = logging.getLogger("umbel.request")
+
+# A late-acknowledged task whose process dies goes back to its queue. One that takes a process
+# of this worker with it so many times is taken for the cause and fails instead.
+LOSSES_MAX = 10
+
+
+class Request:
+    """See the module's text."""
+
+    __slots__ = (
+        "accepted_at",
+        "eta",
+        "expires",
+        "header",
+        "message",
+        "name",
+        "order",
+        "pid",
+        "settled",
+        "strategy",
+        "timer",
+        "void",
+        "worker",
+    )
+
+    def __init__(self, strategy: Strategy, message: Any, header: TaskHeader, order: Order) -> None:
+        self.strategy = strategy
+        self.worker = strategy.worker
+        self.message = message
+        self.header = header
+        self.order = order
+        self.name = header.shadow or header.task
+        self.eta: datetime | None = None
+        self.expires: datetime | None = None
+        self.timer: Any = None
+        self.pid: int | None = None
+        self.accepted_at: float | None = None
+        self.settled = False
+        self.void = False
+
+    @property
+    def id(self) -> str:
+        """The id of the task."""
+        return self.header.id
+
+    def __repr__(self) -> str:
+        return f"<Request: {self.name}[{self.id}]>"
+
+    def context(self) -> Context:
+        """The request as duties outside of the pool see it; without body where it is bad."""
+        return self.worker.runner.open_or_empty(self.order, self.header)
+
+    # -- settling ----------------------------------------------------------------------
+
+    def ack(self) -> None:
+        """The message is done with."""
+        self._settle("ack", False)
+
+    def reject(self, requeue: bool) -> None:
+        """The message goes back to the queue, or to where dead messages go."""
+        self._settle("reject", requeue)
+
+    def _settle(self, how: str, requeue: bool) -> None:
+        if self.settled:
+            return
+        self.settled = True
+        if self.void:
+            return
+        try:
+            if how == "ack":
+                self.message.ack()
+            else:
+                self.message.reject(requeue=requeue)
+        except self.worker.connection_errors as exc:
+            self.void = True
+            logger.warning(
+                "%s of %s[%s] did not reach the broker, which will deliver it again: %s",
+                how, self.name, self.id, exc,
+            )  # fmt: skip
+            self.worker.connection_failed(exc)
+
+    def settle_failure(self) -> None:
+        """A failed task: early ones were acknowledged before, late ones as the options say."""
+        if self.strategy.acks_on_failure:
+            self.ack()
+        else:
+            self.reject(requeue=False)
+
+    # -- what the pool reports (on its thread) -----------------------------------------
+
+    def accepted(self, pid: int, when: float) -> None:
+        """Execution begins."""
+        if self.worker.inline:
+            self._on_accepted(pid, when)
+        else:
+            self.worker.inbox.post(partial(self._on_accepted, pid, when))
+
+    def finished(self, outcome: Outcome) -> None:
+        """Execution ended by itself."""
+        if self.worker.inline:
+            self._on_finished(outcome)
+        else:
+            self.worker.inbox.post(partial(self._on_finished, outcome))
+
+    def soft_limit(self, limit_s: float) -> None:
+        """The soft time limit has passed."""
+        logger.warning("Soft time limit (%ss) exceeded for %s[%s]", limit_s, self.name, self.id)
+
+    def hard_limit(self, limit_s: float) -> None:
+        """The hard time limit has passed."""
+        self.worker.report(partial(self._on_hard_limit, limit_s))
+
+    def lost(self, reason: str) -> None:
+        """The process died."""
+        self.worker.report(partial(self._on_lost, reason))
+
+    def terminated(self, signum: int) -> None:
+        """Somebody ended it."""
+        self.worker.report(partial(self._on_terminated, signum))
+
+    # -- on the loop thread ------------------------------------------------------------
+
+    def _on_accepted(self, pid: int, when: float) -> None:
+        self.pid, self.accepted_at = pid, when
+        self.worker.tally.active[id(self)] = self
+        if not self.strategy.acks_late:
+            self.ack()
+
+    def _on_finished(self, outcome: Outcome) -> None:
+        state = outcome.state
+        if state == "SUCCESS":
+            self.ack()
+            if logger.isEnabledFor(logging.INFO):
+                logger.info(
+                    "Task %s[%s] succeeded in %.6fs: %s",
+                    self.name, self.id, outcome.runtime_s, outcome.text,
+                )  # fmt: skip
+        elif state == "FAILURE":
+            self.settle_failure()
+            logger.error(
+                "Task %s[%s] raised unexpected: %s\n%s",
+                self.name, self.id, outcome.text, outcome.traceback,
+            )  # fmt: skip
+        elif state == "RETRY":
+            self.ack()
+            logger.info("Task %s[%s] retry: %s", self.name, self.id, outcome.text)
+        elif state == "IGNORED":
+            self.ack()
+            logger.info("Task %s[%s] ignored", self.name, self.id)
+        elif state == "REJECTED":
+            self.reject(outcome.requeue)
+            logger.warning("Task %s[%s] rejected: %s", self.name, self.id, outcome.text)
+        else:
+            assert state == UNDECODABLE, f"unknown outcome {state!r}"
+            refusal = Refusal(outcome.detail, outcome.text)
+            self.worker.receiver.refuse(self.message, refusal, request=self)
+        self.worker.released(self)
+
+    def _on_hard_limit(self, limit_s: float) -> None:
+        logger.error("Hard time limit (%ss) exceeded for %s[%s]", limit_s, self.name, self.id)
+        self.fail(TimeLimitExceeded(limit_s))
+        self.worker.released(self)
+
+    def _on_lost(self, reason: str) -> None:
+        strategy = self.strategy
+        again = strategy.acks_late and strategy.requeue_lost
+        if again and self.worker.tally.lost_again(self.id) <= LOSSES_MAX:
+            logger.error(
+                "Task %s[%s]: its process ended with %s; it goes back to its queue",
+                self.name, self.id, reason,
+            )  # fmt: skip
+            self.reject(requeue=True)
+        else:
+            logger.error("Task %s[%s]: its process ended with %s", self.name, self.id, reason)
+            self.fail(WorkerLostError(f"Worker exited prematurely: {reason}."))
+        self.worker.released(self)
+
+    def _on_terminated(self, signum: int) -> None:
+        name = signal.Signals(signum).name
+        logger.warning("Task %s[%s] terminated (%s)", self.name, self.id, name)
+        self.revoke("terminated")
+        self.worker.released(self)
+
+    # -- outcomes without an execution -------------------------------------------------
+
+    def revoke(self, why: str) -> None:
+        """Store REVOKED (`revoked`, `expired` or `terminated`) and acknowledge."""
+        self.worker.aside(partial(self._store_revoked, why), self.ack)
+
+    def _store_revoked(self, why: str) -> None:
+        request = self.context()
+        ignored = request.ignore_result
+        if not (self.strategy.task.ignores_result if ignored is None else ignored):
+            self.worker.app.backend.store(
+                self.id, TaskRevokedError(why), "REVOKED", request=request
+            )
+        if request.chord:
+            self.worker.app.backend.chord_part(request, "REVOKED", TaskRevokedError(why))
+
+    def fail(self, exc: Exception) -> None:
+        """Store FAILURE and settle the message as a failed one."""
+        self.worker.aside(partial(self._store_failure, exc), self.settle_failure)
+
+    def _store_failure(self, exc: Exception) -> None:
+        fail(self.worker.app, self.strategy.task, self.context(), exc)

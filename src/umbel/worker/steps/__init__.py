@@ -1,0 +1,15 @@
+"""The steps of the two blueprints, one file each."""
+
+from __future__ import annotations
+
+from umbel.worker.blueprint import Step
+from umbel.worker.steps.connection import ConnectionStep
+from umbel.worker.steps.consumer import ConsumerStep
+from umbel.worker.steps.evloop import EvloopStep
+from umbel.worker.steps.hub import HubStep
+from umbel.worker.steps.pool import PoolStep
+from umbel.worker.steps.tasks import TasksStep
+from umbel.worker.steps.timer import TimerStep
+
+WORKER_STEPS: tuple[type[Step], ...] = (TimerStep, HubStep, PoolStep, ConsumerStep)
+CONSUMER_STEPS: tuple[type[Step], ...] = (ConnectionStep, TasksStep, EvloopStep)

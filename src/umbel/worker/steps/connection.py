@@ -1,0 +1,32 @@
+"""Connection: the one connection that tasks arrive on."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import Any
+
+from umbel.worker.blueprint import Step
+
+logger = logging.getLogger("umbel.consumer")
+
+
+class ConnectionStep(Step):
+    """Opens the connection and closes it, which gives unacknowledged messages back."""
+
+    name = "Connection"
+
+    def start(self, parent: Any) -> None:
+        """Connect, with patience; a worker that is told to stop meanwhile goes no further."""
+        parent.connection = parent.connect()
+        if parent.connection is None:
+            parent.blueprint.stop(parent)
+            return
+        logger.info("Connected to %s", parent.url)
+
+    def stop(self, parent: Any) -> None:
+        """Close; a connection that is broken is let go."""
+        connection, parent.connection = parent.connection, None
+        if connection is not None:
+            with contextlib.suppress(Exception):
+                connection.close()

@@ -1,0 +1,25 @@
+"""Consumer: the last step of a worker, which runs until the worker stops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from umbel.worker.blueprint import Step
+
+
+class ConsumerStep(Step):
+    """Runs the consumer's own blueprint."""
+
+    name = "Consumer"
+    requires = ("Pool",)
+    last = True
+
+    def create(self, parent: Any) -> None:
+        """Make the consumer; it connects when it runs."""
+        from umbel.worker.consumer import Consumer
+
+        parent.consumer = Consumer(parent)
+
+    def start(self, parent: Any) -> None:
+        """Consume until the worker is asked to stop."""
+        parent.consumer.run()

@@ -1,0 +1,24 @@
+"""Hub: kombu's event loop, on which asynchronous transports and the inbox are watched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kombu.asynchronous import Hub
+
+from umbel.worker.blueprint import Step
+
+
+class HubStep(Step):
+    """Makes the hub; a green pool has an event loop of its own and needs none."""
+
+    name = "Hub"
+    requires = ("Timer",)
+
+    def create(self, parent: Any) -> None:
+        """One hub for the life of the worker; its readers come and go with the connection."""
+        parent.hub = Hub(timer=parent.timer)
+
+    def stop(self, parent: Any) -> None:
+        """Let go of every descriptor."""
+        parent.hub.close()

@@ -1,0 +1,46 @@
+"""Pool: where task bodies run."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from umbel.worker.blueprint import Step
+from umbel.worker.pools.base import PoolOptions, pool_class
+
+logger = logging.getLogger("umbel.worker")
+
+
+class PoolStep(Step):
+    """Makes, starts and stops the pool that the plan names."""
+
+    name = "Pool"
+    requires = ("Hub",)
+
+    def create(self, parent: Any) -> None:
+        """Choose the pool; nothing is forked or started yet."""
+        plan, runner = parent.plan, parent.runner
+        parent.pool = pool_class(plan.pool)(
+            PoolOptions(
+                concurrency=plan.concurrency,
+                run=runner,
+                run_async=runner.run_async,
+                is_async=runner.is_async,
+                max_tasks_per_child=plan.max_tasks_per_child,
+                max_memory_per_child_kib=plan.max_memory_per_child_kib,
+                proc_alive_timeout_s=parent.app.conf.worker_proc_alive_timeout,
+            )
+        )
+
+    def start(self, parent: Any) -> None:
+        """Begin to serve."""
+        parent.pool.start()
+
+    def stop(self, parent: Any) -> None:
+        """The loop has seen every running task end; nothing is left to wait for."""
+        parent.pool.close_and_join(timeout_s=5.0)
+        parent.pool.terminate()
+
+    def terminate(self, parent: Any) -> None:
+        """Kill what runs."""
+        parent.pool.terminate()

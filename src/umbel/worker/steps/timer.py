@@ -1,0 +1,30 @@
+"""Timer: what has to happen later, on the loop thread."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from kombu.asynchronous.timer import Timer
+
+from umbel.worker.blueprint import Step
+
+logger = logging.getLogger("umbel.worker")
+
+
+class TimerStep(Step):
+    """Makes the timer that tasks with an eta wait on."""
+
+    name = "Timer"
+
+    def create(self, parent: Any) -> None:
+        """One timer for the life of the worker."""
+        parent.timer = Timer(on_error=_failed)
+
+    def stop(self, parent: Any) -> None:
+        """Nothing happens later any more."""
+        parent.timer.clear()
+
+
+def _failed(exc: BaseException) -> None:
+    logger.error("a timer's work failed", exc_info=exc)

@@ -1,0 +1,280 @@
+"""What a worker does with a message that has just arrived.
+
+`Receiver` is the one barrier between the broker and the worker: whatever a message holds, it
+ends in an answer here, counted and logged, and never in an exception of the loop. A `Strategy`
+is prepared once per task type and decides for its messages: expired, revoked, not due yet, or
+ready to run.
+
+| what is wrong                                   | the message         | the result |
+| ----------------------------------------------- | ------------------- | ---------- |
+| content type not accepted (pickle) or not known | rejected            | FAILURE    |
+| body can not be decoded                         | acknowledged        | FAILURE    |
+| too big, too deep, number too large             | rejected            | FAILURE    |
+| header missing or ill-typed, eta not a date     | rejected            | FAILURE    |
+| neither protocol 2 nor 1                        | rejected            | none       |
+| task is not registered                          | rejected            | FAILURE    |
+
+Rejected means without requeue: to the dead-letter exchange where the queue has one. A FAILURE
+is stored where the message told an id.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from kombu.exceptions import ContentDisallowed, DecodeError
+
+from umbel.app.context import Context
+from umbel.app.trace import fail
+from umbel.exceptions import MessageRefused, NotRegistered
+from umbel.wire import limits as caps
+from umbel.wire.compression import decompress
+from umbel.wire.content import as_bytes, decode, ensure_accepted
+from umbel.wire.limits import Refusal
+from umbel.wire.tasks import HEADER_FIELDS, TaskHeader, read_header, read_v1, user_headers
+from umbel.wire.times import parse_time
+from umbel.worker.orders import Order
+from umbel.worker.request import Request
+
+if TYPE_CHECKING:
+    from umbel.app.task import Task
+    from umbel.worker.worker import Worker
+
+logger = logging.getLogger("umbel.strategy")
+
+# A held task looks at the wall clock at least so often, which may be set while it waits.
+HOLD_MAX_S = 60.0
+
+
+class Receiver:
+    """Takes every task message."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.app = worker.app
+        self.accept = self.app.accept
+        self.limits = self.app.limits
+        self.strategies: dict[str, Strategy] = {}
+
+    def __call__(self, message: Any) -> None:
+        """The barrier: every message ends in an answer."""
+        worker = self.worker
+        worker.tally.received += 1
+        try:
+            self._receive(message)
+        except Refusal as refusal:
+            self.refuse(message, refusal)
+        except worker.connection_errors:
+            raise
+        except Exception as exc:
+            # Not foreseen: ours to mend. The message goes to the dead letters, not in circles.
+            logger.exception("a message could not be handled")
+            self.refuse(message, Refusal(caps.INVALID_TASK, f"{type(exc).__name__}: {exc}"))
+
+    def _receive(self, message: Any) -> None:
+        headers = message.headers
+        body = message.body
+        if len(body) > self.limits.body_bytes:
+            raise Refusal(
+                caps.TOO_BIG,
+                f"the body has {len(body)} bytes, the limit is {self.limits.body_bytes}: "
+                "send a reference to the data, or raise task_message_max_bytes",
+            )
+        if message.content_type not in self.accept:
+            ensure_accepted(message.content_type, self.accept)
+        decoded = None
+        if headers and "task" in headers:
+            header = read_header(headers)
+        else:
+            decoded = self._decode_v1(message, headers, body)
+            header = read_v1(decoded)[0]
+        order = self._order(message, header, headers, body, decoded)
+        strategy = self.strategies.get(header.task) or self._prepare(header.task)
+        if strategy is None:
+            self._unregistered(message, header, order)
+            return
+        strategy(message, header, order)
+
+    def _decode_v1(self, message: Any, headers: Any, body: Any) -> Any:
+        method = headers.get("compression") if headers else None
+        if method:
+            body = decompress(as_bytes(body, self.limits), method, self.limits.body_bytes)
+        return decode(
+            body,
+            message.content_type,
+            message.content_encoding or "utf-8",
+            accept=self.accept,
+            limits=self.limits,
+        )
+
+    def _order(
+        self, message: Any, header: TaskHeader, headers: Any, body: Any, decoded: Any
+    ) -> Order:
+        info = message.delivery_info
+        properties = message.properties
+        return Order(
+            header.id,
+            header.task,
+            _own(headers),
+            body if isinstance(body, bytes) else _as_bytes(body),
+            message.content_type,
+            message.content_encoding or "utf-8",
+            {
+                "exchange": info.get("exchange"),
+                "routing_key": info.get("routing_key"),
+                "priority": properties.get("priority", info.get("priority")),
+                "redelivered": bool(info.get("redelivered")),
+            },
+            {
+                "reply_to": properties.get("reply_to"),
+                "correlation_id": properties.get("correlation_id"),
+            },
+            self.worker.plan.hostname,
+            decoded,
+            header,
+        )
+
+    def _prepare(self, name: str) -> Strategy | None:
+        task = self.app.tasks.get(name)
+        if task is None:
+            return None
+        strategy = self.strategies[name] = Strategy(self.worker, task)
+        return strategy
+
+    def undecodable(self, message: Any, exc: BaseException) -> None:
+        """The transport says that the message is damaged."""
+        self.refuse(message, Refusal(caps.UNDECODABLE, f"{type(exc).__name__}: {exc}"))
+
+    # -- answers -----------------------------------------------------------------------
+
+    def refuse(self, message: Any, refusal: Refusal, request: Request | None = None) -> None:
+        """Answer a message that can not be run, and say why."""
+        worker = self.worker
+        worker.tally.refused[refusal.reason] += 1
+        headers = message.headers or {}
+        task_id = headers.get("id")
+        logger.error(
+            "message refused (%s): %s [task %.200r, id %.200r, %d bytes]",
+            refusal.reason, refusal.text, headers.get("task"), task_id, len(message.body or b""),
+        )  # fmt: skip
+        acknowledged = refusal.reason == caps.UNDECODABLE
+
+        def settle() -> None:
+            if request is not None:
+                request.ack() if acknowledged else request.reject(requeue=False)
+            else:
+                worker.settle(message, "ack" if acknowledged else "reject")
+
+        if isinstance(task_id, str) and refusal.reason != caps.UNKNOWN_MESSAGE:
+            worker.aside(partial(self._store_refusal, message, task_id, refusal), settle)
+        else:
+            settle()
+
+    def _store_refusal(self, message: Any, task_id: str, refusal: Refusal) -> None:
+        kinds: dict[str, type[Exception]] = {
+            caps.CONTENT_DISALLOWED: ContentDisallowed,
+            caps.CONTENT_UNKNOWN: ContentDisallowed,
+            caps.UNDECODABLE: DecodeError,
+        }
+        kind = kinds.get(refusal.reason, MessageRefused)
+        properties = message.properties or {}
+        request = Context(
+            id=task_id,
+            reply_to=properties.get("reply_to"),
+            correlation_id=properties.get("correlation_id"),
+            called_directly=False,
+        )
+        fail(self.app, None, request, kind(refusal.text))
+
+    def _unregistered(self, message: Any, header: TaskHeader, order: Order) -> None:
+        worker = self.worker
+        worker.tally.refused["unregistered"] += 1
+        logger.error(
+            "unregistered task %.200r [id %.200r]: this worker knows %s; "
+            "is the module imported, and the name right?",
+            header.task, header.id, ", ".join(self.app.tasks.own()) or "no tasks",
+        )  # fmt: skip
+
+        def store() -> None:
+            request = worker.runner.open_or_empty(order, header)
+            fail(self.app, None, request, NotRegistered(header.task))
+
+        worker.aside(store, partial(worker.settle, message, "reject"))
+
+
+class Strategy:
+    """Decides for the messages of one task type."""
+
+    def __init__(self, worker: Worker, task: Task) -> None:
+        self.worker = worker
+        self.task = task
+        self.acks_late = bool(task.option("acks_late", "task_acks_late"))
+        self.acks_on_failure = bool(
+            task.option("acks_on_failure_or_timeout", "task_acks_on_failure_or_timeout")
+        )
+        requeue_lost = task.option("reject_on_worker_lost", "task_reject_on_worker_lost")
+        self.requeue_lost = requeue_lost is not False
+        self.zone = worker.app.timezone
+        plan = worker.plan
+        self.hard_s = task.time_limit or plan.time_limit_s
+        self.soft_s = task.soft_time_limit or plan.soft_time_limit_s
+
+    def __call__(self, message: Any, header: TaskHeader, order: Order) -> None:
+        """Take one message of this type."""
+        worker = self.worker
+        request = Request(self, message, header, order)
+        if header.expires is not None:
+            request.expires = parse_time(header.expires, self.zone)
+        if header.eta is not None:
+            request.eta = parse_time(header.eta, self.zone)
+        worker.tally.reserved[id(request)] = request
+        if logger.isEnabledFor(logging.INFO):
+            logger.info("Task %s[%s] received", request.name, header.id)
+        if request.expires is None and request.eta is None and worker.revoked is None:
+            worker.ready(request)
+            return
+        self.proceed(request)
+
+    def limits(self, request: Request) -> tuple[float | None, float | None]:
+        """Soft and hard time limit of one request."""
+        given = request.header.timelimit
+        if given is None:
+            return self.soft_s, self.hard_s
+        hard, soft = given
+        return soft or self.soft_s, hard or self.hard_s
+
+    def proceed(self, request: Request) -> None:
+        """Revoked, expired, not due yet, or ready: looked at on receipt and when eta has come."""
+        worker = self.worker
+        if worker.revoked is not None and request.id in worker.revoked:
+            logger.info("Discarding revoked task: %s[%s]", request.name, request.id)
+            self._discard(request, "revoked")
+            return
+        now = datetime.now(UTC)
+        if request.expires is not None and now > request.expires:
+            logger.info("Discarding expired task: %s[%s]", request.name, request.id)
+            self._discard(request, "expired")
+            return
+        if request.eta is not None and request.eta > now:
+            wait_s = min((request.eta - now).total_seconds(), HOLD_MAX_S)
+            worker.hold(request, wait_s, self.proceed)
+            return
+        worker.ready(request)
+
+    def _discard(self, request: Request, why: str) -> None:
+        self.worker.unhold(request)
+        request.revoke(why)
+        self.worker.tally.reserved.pop(id(request), None)
+
+
+def _own(headers: Any) -> dict[str, Any]:
+    if not headers or headers.keys() <= HEADER_FIELDS:
+        return {}
+    return user_headers(headers)
+
+
+def _as_bytes(body: Any) -> bytes:
+    return body.encode() if isinstance(body, str) else bytes(body)

@@ -1,0 +1,269 @@
+"""A worker: takes task messages from the broker and runs them in a pool.
+
+The worker is a blueprint (Timer, Hub, Pool, Consumer); its consumer is another (Connection,
+Tasks, Evloop, ...), which is restarted alone when the connection is lost. Everything that
+touches the broker or the tables of requests happens on one thread, the loop's. Pool threads,
+signal handlers and the side thread reach it through the inbox.
+
+Stopping is *warm* (running tasks end, held messages go back at once) or *cold* (running tasks
+are killed; all unacknowledged messages go back). A cold request overtakes a warm one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Container
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from umbel.app.declaring import annotate
+from umbel.app.routes import direct_queue
+from umbel.worker.blueprint import Blueprint
+from umbel.worker.inbox import Inbox
+from umbel.worker.options import Plan, WorkerOptions, plan_for
+from umbel.worker.pools.base import Pool, PoolClosed
+from umbel.worker.prefetch import Prefetch
+from umbel.worker.request import Request
+from umbel.worker.runner import Runner
+from umbel.worker.steps import WORKER_STEPS
+from umbel.worker.strategy import Receiver
+from umbel.worker.tally import Tally
+
+if TYPE_CHECKING:
+    from kombu.asynchronous import Hub
+    from kombu.asynchronous.timer import Timer
+
+    from umbel.app.umbel import Umbel
+    from umbel.worker.consumer import Consumer
+
+logger = logging.getLogger("umbel.worker")
+
+EXIT_OK, EXIT_COLD = 0, 1
+
+
+class Worker:
+    """One worker process (and its pool)."""
+
+    timer: Timer
+    hub: Hub
+    pool: Pool
+    consumer: Consumer
+
+    def __init__(self, app: Umbel, options: WorkerOptions | None = None) -> None:
+        self.app = app
+        self.options = options or WorkerOptions()
+        app.set_current()
+        app.load_modules()
+        annotate(app)
+        self.plan: Plan = plan_for(app, self.options)
+        self._select_queues()
+        self.tally = Tally()
+        self.inbox = Inbox()
+        self.prefetch = Prefetch(self.plan.concurrency, self.plan.prefetch_multiplier)
+        self.runner = Runner(app, self.plan.hostname)
+        self.receiver = Receiver(self)
+        self.revoked: Container[str] | None = None
+        self.on_ready: list[Callable[[Worker], None]] = []
+        self.started_at = time.time()
+        self.ready_now = False
+        self.last_turn = time.monotonic()
+        self.stop_wanted = threading.Event()
+        self.cold = False
+        self.pid = os.getpid()
+        self._ready: deque[Request] = deque()
+        self._in_pool = 0
+        self._dispatching = False
+        self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="umbel-aside")
+        self.blueprint = Blueprint("worker", [*WORKER_STEPS, *app.steps["worker"]])
+        self.blueprint.create(self)
+        self.inline = self.pool.inline
+
+    def _select_queues(self) -> None:
+        queues = self.app.queues
+        if self.options.queues:
+            queues.select(self.options.queues)
+        if self.options.exclude_queues:
+            queues.deselect(self.options.exclude_queues)
+        if self.app.conf.worker_direct:
+            queues.add(direct_queue(self.plan.hostname))
+
+    # -- life --------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Work until asked to stop; returns the exit code."""
+        try:
+            self.blueprint.start(self)
+        except BaseException:
+            self.cold = True
+            raise
+        finally:
+            self.ready_now = False
+            self.blueprint.stop(self, terminate=self.cold)
+            self._aside.shutdown(wait=not self.cold, cancel_futures=self.cold)
+            self.inbox.close()
+            self.app.close()
+        return EXIT_COLD if self.cold else EXIT_OK
+
+    def stop(self, *, cold: bool = False) -> None:
+        """Ask the worker to stop; safe from signal handlers and other threads."""
+        self.cold = self.cold or cold
+        self.stop_wanted.set()
+        self.inbox.wake()
+
+    def became_ready(self) -> None:
+        """The consumer takes messages now."""
+        self.ready_now = True
+        for call in self.on_ready:
+            call(self)
+        logger.info("%s ready.", self.plan.hostname)
+
+    # -- requests: ready, held, running, released --------------------------------------
+
+    def ready(self, request: Request) -> None:
+        """The request may run as soon as the pool has room."""
+        self.unhold(request)
+        self._ready.append(request)
+        self.dispatch()
+
+    def dispatch(self) -> None:
+        """Fill the pool from what is ready."""
+        if self._dispatching:
+            return  # an inline pool comes back here from within submit
+        self._dispatching = True
+        try:
+            while self._ready and self._in_pool < self.pool.size and not self.stop_wanted.is_set():
+                self._submit(self._ready.popleft())
+        finally:
+            self._dispatching = False
+
+    def _submit(self, request: Request) -> None:
+        soft_s, hard_s = request.strategy.limits(request)
+        self._in_pool += 1
+        self.tally.by_task[request.header.task] += 1
+        try:
+            self.pool.submit(request.order, request, soft_s, hard_s)
+        except PoolClosed:
+            self._in_pool -= 1
+            self._ready.appendleft(request)
+        except Exception as exc:
+            self._in_pool -= 1
+            self.tally.reserved.pop(id(request), None)
+            logger.exception("task %s[%s] could not be started", request.name, request.id)
+            request.fail(exc)
+
+    def released(self, request: Request) -> None:
+        """The pool is done with the request."""
+        key = id(request)
+        self.tally.active.pop(key, None)
+        self.tally.reserved.pop(key, None)
+        self.tally.finished += 1
+        self._in_pool -= 1
+        if self._ready:
+            self.dispatch()
+
+    def hold(self, request: Request, wait_s: float, then: Callable[[Request], None]) -> None:
+        """Keep a request until its time has come; it does not count against the window."""
+        if request.timer is None:
+            self.prefetch.held += 1
+        request.timer = self.timer.call_after(wait_s, then, (request,))
+
+    def unhold(self, request: Request) -> None:
+        """The request waits no longer."""
+        if request.timer is not None:
+            request.timer.cancel()
+            request.timer = None
+            self.prefetch.held -= 1
+
+    @property
+    def busy(self) -> bool:
+        """Whether the pool runs anything."""
+        return self._in_pool > 0
+
+    def give_back(self) -> None:
+        """Return every message that is not being executed to its queue, newest first."""
+        running = self.tally.active
+        waiting = [r for key, r in self.tally.reserved.items() if key not in running]
+        submitted = {id(r) for r in self._ready} | {id(r) for r in waiting if r.timer is not None}
+        for request in reversed(waiting):
+            if id(request) in submitted:
+                self.unhold(request)
+                self.tally.reserved.pop(id(request), None)
+                request.reject(requeue=True)
+        self._ready.clear()
+
+    def deliveries_void(self) -> None:
+        """The connection is gone: what it brought will be delivered again by the broker.
+
+        Running tasks go on; their messages are never settled on another channel.
+        """
+        for request in list(self.tally.reserved.values()):
+            request.void = True
+            if request.timer is not None:
+                self.unhold(request)
+                self.tally.reserved.pop(id(request), None)
+        for request in self._ready:
+            self.tally.reserved.pop(id(request), None)
+        self._ready.clear()
+        # Besides held tasks only the lost transport had timers; a new one sets its own.
+        self.timer.clear()
+        self.prefetch.forget_sent()
+
+    # -- the ways to the loop thread ---------------------------------------------------
+
+    def report(self, work: Callable[[], None]) -> None:
+        """Run `work` on the loop thread; an inline pool is on it already."""
+        if self.inline:
+            work()
+        else:
+            self.inbox.post(work)
+
+    def aside(self, work: Callable[[], None], then: Callable[[], None]) -> None:
+        """Do something that may block away from the loop, then `then` on the loop thread.
+
+        What fails is logged; the message is settled all the same, so that no bad backend makes
+        a message go round for ever.
+        """
+
+        def run() -> None:
+            try:
+                work()
+            except Exception:
+                logger.exception("a result could not be stored")
+            self.inbox.post(then)
+
+        self._aside.submit(run)
+
+    def settle(self, message: Any, how: str) -> None:
+        """Acknowledge or reject (without requeue) a message that became no request."""
+        try:
+            if how == "ack":
+                message.ack()
+            else:
+                message.reject(requeue=False)
+        except self.connection_errors as exc:
+            self.connection_failed(exc)
+
+    @property
+    def connection_errors(self) -> tuple[type[BaseException], ...]:
+        """What a lost connection looks like on this transport."""
+        return self.consumer.connection_errors
+
+    def connection_failed(self, exc: BaseException) -> None:
+        """Something found the connection broken; the loop will rebuild it."""
+        self.consumer.failure = exc
+
+    # -- what health checks ask --------------------------------------------------------
+
+    def is_live(self, patience_s: float) -> bool:
+        """Whether the loop turns; a solo worker that runs a task counts as turning."""
+        if self.pool.inline and self.tally.active:
+            return True
+        return time.monotonic() - self.last_turn < patience_s
+
+    def is_ready(self) -> bool:
+        """Whether the worker takes messages."""
+        return self.ready_now and not self.stop_wanted.is_set()

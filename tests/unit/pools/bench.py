@@ -1,0 +1,291 @@
+"""A bench for pools: orders that do one thing each, and watchers that remember what they heard.
+
+Orders are coordinated through files in a directory, which works alike in processes, threads,
+greenlets and coroutines: an order that holds makes `<id>.began` and goes on when `<id>.go` (or
+`all.go`) is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from umbel.exceptions import SoftTimeLimitExceeded
+from umbel.worker.orders import Order, Outcome
+from umbel.worker.pools.base import Pool, PoolOptions, disarm_soft_limit, pool_class
+
+WAIT_S = 20.0
+FINAL = {"finished", "hard_limit", "lost", "terminated"}
+Pause = Callable[[], Awaitable[None]]
+
+
+class Recorder:
+    """A watcher that remembers its calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+        self.changed = threading.Condition()
+
+    def _heard(self, name: str, value: Any) -> None:
+        with self.changed:
+            self.calls.append((name, value))
+            self.changed.notify_all()
+
+    def accepted(self, pid: int, when: float) -> None:
+        self._heard("accepted", pid)
+
+    def soft_limit(self, limit_s: float) -> None:
+        self._heard("soft_limit", limit_s)
+
+    def finished(self, outcome: Outcome) -> None:
+        self._heard("finished", outcome)
+
+    def hard_limit(self, limit_s: float) -> None:
+        self._heard("hard_limit", limit_s)
+
+    def lost(self, reason: str) -> None:
+        self._heard("lost", reason)
+
+    def terminated(self, signum: int) -> None:
+        self._heard("terminated", signum)
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.calls]
+
+    @property
+    def finals(self) -> list[tuple[str, Any]]:
+        return [call for call in self.calls if call[0] in FINAL]
+
+    def wait_for(self, name: str) -> Any:
+        with self.changed:
+            assert self.changed.wait_for(lambda: name in self.names, WAIT_S), self.calls
+            return next(value for heard, value in self.calls if heard == name)
+
+    def wait_final(self) -> tuple[str, Any]:
+        with self.changed:
+            assert self.changed.wait_for(lambda: bool(self.finals), WAIT_S), self.calls
+            return self.finals[0]
+
+    @property
+    def outcome(self) -> Outcome:
+        name, value = self.wait_final()
+        assert name == "finished", self.calls
+        assert isinstance(value, Outcome)
+        return value
+
+    @property
+    def succeeded(self) -> bool:
+        return self.outcome.state == "SUCCESS"
+
+
+async def _work(order: Order, pause: Pause) -> Outcome:  # noqa: C901 - one case per task
+    directory, text = Path(order.headers["directory"]), order.body.decode()
+    went = [directory / f"{order.id}.go", directory / "all.go"]
+
+    async def hold() -> None:
+        # Visible only when complete: whoever sees it may interrupt us at once.
+        draft = directory / f"{order.id}.draft"
+        draft.touch()
+        draft.rename(directory / f"{order.id}.began")
+        while not any(path.exists() for path in went):
+            await pause()
+
+    match order.task:
+        case "echo":
+            pass
+        case "raise":
+            raise ValueError(text)
+        case "exit":
+            raise SystemExit(3)
+        case "memory":
+            raise MemoryError
+        case "big":
+            text = "x" * int(text)
+        case "hold":
+            await hold()
+        case "count":
+            with (directory / "ran").open("a") as log:
+                log.write(f"{order.id}\n")
+            await pause()
+        case "catch":
+            try:
+                await hold()
+            except SoftTimeLimitExceeded:
+                text = "caught"
+        case "disarmed":
+            disarm_soft_limit()
+            await hold()
+        case "stuck":
+            while not any(path.exists() for path in went):
+                try:
+                    await hold()
+                except BaseException:
+                    continue
+        case other:
+            return TASKS[other](order)
+    return Outcome("SUCCESS", 0.0, text, "")
+
+
+def run(order: Order) -> Outcome:
+    async def pause() -> None:
+        time.sleep(0.003)
+
+    return _driven(_work(order, pause))
+
+
+async def run_async(order: Order) -> Outcome:
+    return await _work(order, lambda: asyncio.sleep(0.003))
+
+
+def _driven(work: Coroutine[Any, Any, Outcome]) -> Outcome:
+    """Run a coroutine that never suspends."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        outcome: Outcome = end.value
+        return outcome
+    raise AssertionError("suspended")
+
+
+def _die(order: Order) -> Outcome:
+    os._exit(int(order.body))
+
+
+def _files(order: Order) -> Outcome:
+    links = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            links[int(entry.name)] = str(entry.readlink())
+        except OSError:
+            continue
+    return Outcome("SUCCESS", 0.0, repr(links), "")
+
+
+def _fork_and_return(order: Order) -> Outcome:
+    pid = os.fork()
+    if pid:
+        os.waitpid(pid, 0)
+    return Outcome("SUCCESS", 0.0, "forked", "")
+
+
+def _subprocess(order: Order) -> Outcome:
+    import multiprocessing
+
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=sender.send, args=("from below",))
+    process.start()
+    text = receiver.recv()
+    process.join()
+    text += subprocess.run(["/bin/echo", "!"], capture_output=True, text=True, check=True).stdout
+    return Outcome("SUCCESS", 0.0, text.strip(), "")
+
+
+_kept: list[bytearray] = []
+
+
+def _grow(order: Order) -> Outcome:
+    _kept.append(bytearray(os.urandom(1024) * 1024 * int(order.body)))
+    return Outcome("SUCCESS", 0.0, str(os.getpid()), "")
+
+
+def _thread(order: Order) -> Outcome:
+    thread = threading.Thread(target=lambda: None)
+    main = threading.current_thread() is threading.main_thread()
+    reset = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    deaf = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    return Outcome("SUCCESS", 0.0, repr((main, thread.daemon, reset, deaf)), "")
+
+
+TASKS: dict[str, Callable[[Order], Outcome]] = {
+    "die": _die,
+    "files": _files,
+    "fork": _fork_and_return,
+    "subprocess": _subprocess,
+    "grow": _grow,
+    "thread": _thread,
+}
+
+
+class Bench:
+    """A started pool and a directory to steer its orders."""
+
+    def __init__(self, kind: str, directory: Path, concurrency: int, **options: Any) -> None:
+        name, _, flavour = kind.partition("-")
+        self.directory = directory
+        options.setdefault("run", run)
+        self.pool: Pool = pool_class(name)(
+            PoolOptions(
+                concurrency=concurrency,
+                run_async=run_async,
+                is_async=lambda order: flavour != "plain" and order.task not in TASKS,
+                **options,
+            )
+        )
+        self._numbers = itertools.count(1)
+        self._threads: list[threading.Thread] = []
+        self.pool.start()
+
+    def submit(
+        self,
+        task: str,
+        text: str = "",
+        soft_s: float | None = None,
+        hard_s: float | None = None,
+        order_id: str = "",
+    ) -> Recorder:
+        """Submit an order; an inline pool gets a thread to run it in."""
+        recorder = Recorder()
+        order = self.order(task, text, order_id)
+        if self.pool.inline:
+            thread = threading.Thread(
+                target=self.pool.submit, args=(order, recorder, soft_s, hard_s), daemon=True
+            )
+            self._threads.append(thread)
+            thread.start()
+        else:
+            self.pool.submit(order, recorder, soft_s, hard_s)
+        return recorder
+
+    def order(self, task: str, text: str = "", order_id: str = "") -> Order:
+        return Order(
+            id=order_id or f"order-{next(self._numbers)}",
+            task=task,
+            headers={"directory": str(self.directory)},
+            body=text.encode(),
+            content_type="text/plain",
+            content_encoding="utf-8",
+            delivery_info={},
+            properties={},
+            hostname="w1@bench",
+        )
+
+    def go(self, order_id: str = "all") -> None:
+        (self.directory / f"{order_id}.go").touch()
+
+    def began(self) -> int:
+        return len(list(self.directory.glob("*.began")))
+
+    def close(self) -> None:
+        self.go()
+        self.pool.terminate()
+        for thread in self._threads:
+            thread.join(WAIT_S)
+            assert not thread.is_alive()
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """For conditions that nobody can signal: look again and again, within a bound."""
+    ends = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < ends, f"not in {WAIT_S} s: {what}"
+        time.sleep(0.003)

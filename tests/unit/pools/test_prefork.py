@@ -1,0 +1,298 @@
+"""What only processes promise: any child may die at any moment, and nothing else is hurt."""
+
+from __future__ import annotations
+
+import ast
+import collections
+import logging
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.unit.pools.bench import WAIT_S, Bench, wait_until
+from tests.unit.pools.conftest import StartBench
+from umbel.worker.orders import OrderError
+from umbel.worker.pools.prefork import PreforkPool, frames
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def pids(bench: Bench) -> list[int]:
+    found: list[int] = bench.pool.info()["processes"]
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_an_idle_child_that_is_killed_is_replaced(prefork: Bench) -> None:
+    assert prefork.submit("echo").succeeded
+    before = pids(prefork)
+    os.kill(before[0], signal.SIGKILL)
+    wait_until(lambda: before[0] not in pids(prefork) and len(pids(prefork)) == 2, "a new child")
+    recorders = [prefork.submit("echo", str(n)) for n in range(10)]
+    assert [recorder.outcome.text for recorder in recorders] == [str(n) for n in range(10)]
+
+
+def test_a_busy_child_that_is_killed_loses_its_order_once(prefork: Bench) -> None:
+    recorder = prefork.submit("hold")
+    os.kill(recorder.wait_for("accepted"), signal.SIGKILL)
+    assert recorder.wait_final() == ("lost", "signal 9 (SIGKILL)")
+    assert prefork.submit("echo", "next").outcome.text == "next"
+    wait_until(lambda: len(pids(prefork)) == 2, "a new child")
+    assert prefork.pool.close_and_join(WAIT_S)
+    assert recorder.names == ["accepted", "lost"]
+
+
+def test_a_task_that_exits_the_process_is_lost_with_its_exit_code(prefork: Bench) -> None:
+    assert prefork.submit("die", "3").wait_final() == ("lost", "exit code 3")
+
+
+def test_random_kills_lose_only_what_had_begun(start_bench: StartBench) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    bench = start_bench("prefork", concurrency=3)
+    recorders = {f"o{n}": bench.submit("count", order_id=f"o{n}") for n in range(500)}
+
+    def ended() -> int:
+        return sum(len(recorder.finals) for recorder in recorders.values())
+
+    for kill in range(50):
+        wait_until(lambda goal=kill * 9: ended() >= goal, "progress")  # type: ignore[misc]
+        wait_until(lambda: any(map(alive, pids(bench))), "somebody to kill")
+        for pid in chance.sample(pids(bench), 1):
+            if alive(pid):
+                os.kill(pid, signal.SIGKILL)
+    assert bench.pool.close_and_join(WAIT_S)
+    ran = collections.Counter((bench.directory / "ran").read_text().split())
+    assert max(ran.values()) == 1
+    assert any(recorder.finals[0][0] == "lost" for recorder in recorders.values())
+    for order_id, recorder in recorders.items():
+        assert len(recorder.finals) == 1, (order_id, recorder.calls)
+        assert recorder.names[0] == "accepted"
+        if recorder.finals[0][0] == "finished":
+            assert ran[order_id] == 1
+        else:
+            assert recorder.finals[0] == ("lost", "signal 9 (SIGKILL)")
+
+
+def test_orders_behind_a_long_one_go_to_an_idle_child(prefork: Bench) -> None:
+    first, second = prefork.submit("hold", order_id="a"), prefork.submit("hold", order_id="b")
+    behind = [prefork.submit("echo", str(n)) for n in range(12)]
+    first.wait_for("accepted")
+    second.wait_for("accepted")
+    prefork.go("a")
+    assert [recorder.outcome.text for recorder in behind] == [str(n) for n in range(12)]
+    assert not second.finals
+    prefork.go("b")
+    assert second.succeeded
+
+
+def test_a_hard_limit_does_not_hurt_the_orders_behind_it(start_bench: StartBench) -> None:
+    bench = start_bench("prefork", concurrency=1)
+    over = bench.submit("hold", hard_s=0.1)
+    behind = [bench.submit("echo", str(n)) for n in range(5)]
+    assert over.wait_final() == ("hard_limit", 0.1)
+    assert [recorder.outcome.text for recorder in behind] == [str(n) for n in range(5)]
+    assert all(recorder.names == ["accepted", "finished"] for recorder in behind)
+
+
+def test_a_late_soft_signal_does_not_hurt_the_next_order(start_bench: StartBench) -> None:
+    bench = start_bench("prefork", concurrency=1)
+    pid = bench.submit("echo", soft_s=30).wait_for("accepted")
+    os.kill(pid, signal.SIGUSR1)  # between orders
+    held = bench.submit("hold")
+    held.wait_for("accepted")
+    os.kill(pid, signal.SIGUSR1)  # meant for an order that has ended
+    bench.go()
+    assert held.outcome.state == "SUCCESS"
+    assert pids(bench) == [pid]
+
+
+def test_cancel_with_the_soft_signal_raises_inside_the_order(prefork: Bench) -> None:
+    recorder = prefork.submit("catch", order_id="soft")
+    wait_until(lambda: prefork.began() == 1, "it holds")
+    assert prefork.pool.cancel("soft", signal.SIGUSR1)
+    assert recorder.outcome.text == "caught"
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT, signal.SIGQUIT])
+def test_cancel_ends_the_child_by_any_usual_signal(prefork: Bench, signum: int) -> None:
+    recorder = prefork.submit("hold", order_id="it")
+    recorder.wait_for("accepted")
+    assert prefork.pool.cancel("it", signum)
+    assert recorder.wait_final() == ("terminated", signum)
+
+
+def test_a_child_leaves_after_its_number_of_orders(start_bench: StartBench) -> None:
+    bench = start_bench("prefork", concurrency=1, max_tasks_per_child=3)
+    recorders = [bench.submit("echo") for _ in range(9)]
+    assert all(recorder.succeeded for recorder in recorders)
+    counts = collections.Counter(recorder.wait_for("accepted") for recorder in recorders)
+    assert list(counts.values()) == [3, 3, 3]
+    assert bench.pool.info()["max-tasks-per-child"] == 3
+
+
+def test_a_child_leaves_when_it_has_grown_too_big(start_bench: StartBench) -> None:
+    bench = start_bench("prefork", concurrency=1, max_memory_per_child_kib=200 * 1024)
+    small = [bench.submit("echo").wait_for("accepted") for _ in range(3)]
+    assert len(set(small)) == 1
+    big = bench.submit("grow", "256")
+    assert big.outcome.text == str(small[0])
+    assert bench.submit("echo").wait_for("accepted") != small[0]
+
+
+def test_what_was_inherited_is_let_go(start_bench: StartBench) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        bench = start_bench("prefork", concurrency=3)
+        for _ in range(6):
+            links = ast.literal_eval(bench.submit("files").outcome.text)
+            sockets = [link for link in links.values() if link.startswith("socket:")]
+            pipes = [link for number, link in links.items() if number > 2 and "pipe:" in link]
+            assert len(sockets) == 1
+            assert len(pipes) == 1
+            assert links.get(ours.fileno()) == os.devnull
+
+
+def test_open_log_files_stay_open_in_children(start_bench: StartBench, tmp_path: Path) -> None:
+    handler = logging.FileHandler(tmp_path / "worker.log")
+    logging.getLogger("kept").addHandler(handler)
+    try:
+        bench = start_bench("prefork", concurrency=1)
+        links = ast.literal_eval(bench.submit("files").outcome.text)
+        assert str(tmp_path / "worker.log") in links.values()
+    finally:
+        logging.getLogger("kept").removeHandler(handler)
+        handler.close()
+
+
+def test_children_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    script = textwrap.dedent("""
+        import sys
+        from pathlib import Path
+        from tests.unit.pools.bench import Bench
+        bench = Bench("prefork", Path(sys.argv[1]), 3)
+        recorders = [bench.submit("stuck") for _ in range(2)]
+        for recorder in recorders:
+            recorder.wait_for("accepted")
+        print(*bench.pool.info()["processes"], flush=True)
+        sys.stdin.read()
+    """)
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)],
+        cwd=Path(__file__).parents[3],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as parent:
+        assert parent.stdout is not None
+        children = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(children) == 3
+        parent.kill()
+        wait_until(lambda: not any(alive(pid) for pid in children), "no child left")
+
+
+def test_orders_and_outcomes_of_any_size_pass(prefork: Bench) -> None:
+    sizes = [0, frames.PACKET_PAYLOAD_BYTES_MAX, 5_000_000]
+    echoes = [prefork.submit("echo", "y" * size) for size in sizes * 2]
+    bigs = [prefork.submit("big", str(size)) for size in sizes]
+    assert [len(recorder.outcome.text) for recorder in echoes] == sizes * 2
+    assert [len(recorder.outcome.text) for recorder in bigs] == sizes
+
+
+def test_a_bulky_order_survives_the_death_of_its_child(start_bench: StartBench) -> None:
+    bench = start_bench("prefork", concurrency=1)
+    pid = bench.submit("echo").wait_for("accepted")
+    os.kill(pid, signal.SIGSTOP)  # so that it cannot accept
+    bulky = bench.submit("echo", "z" * 3_000_000)
+    behind = bench.submit("echo", "behind")
+    os.kill(pid, signal.SIGKILL)
+    assert len(bulky.outcome.text) == 3_000_000
+    assert behind.outcome.text == "behind"
+
+
+def test_a_child_that_dies_at_start_is_retried_ever_more_slowly(
+    start_bench: StartBench, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    births = tmp_path / "births"
+
+    def child_started() -> None:
+        with births.open("a") as log:
+            log.write("x")
+        if not (tmp_path / "healthy").exists():
+            os._exit(9)
+
+    with caplog.at_level(logging.ERROR, "umbel.pool"):
+        bench = start_bench("prefork", concurrency=2, child_started=child_started)
+        recorder = bench.submit("echo", "at last")
+        wait_until(lambda: births.exists() and births.stat().st_size >= 5, "some attempts")
+        assert births.stat().st_size < 12
+        (tmp_path / "healthy").touch()
+        assert recorder.outcome.text == "at last"
+    lines = [record for record in caplog.records if "die at start" in record.message]
+    assert len(lines) == 1
+    assert "exit code 9" in lines[0].message
+
+
+def test_a_child_that_never_reports_is_killed_and_replaced(
+    start_bench: StartBench, tmp_path: Path
+) -> None:
+    def child_started() -> None:
+        if not (tmp_path / "second").exists():
+            (tmp_path / "second").touch()
+            signal.pause()
+
+    bench = start_bench(
+        "prefork", concurrency=1, child_started=child_started, proc_alive_timeout_s=0.3
+    )
+    assert bench.submit("echo", "up").outcome.text == "up"
+
+
+def test_tasks_may_start_processes_and_forks_of_their_own(prefork: Bench) -> None:
+    assert prefork.submit("subprocess").outcome.text == "from below!"
+    recorders = [prefork.submit("fork") for _ in range(3)]
+    assert [recorder.outcome.text for recorder in recorders] == ["forked"] * 3
+    assert prefork.pool.close_and_join(WAIT_S)
+    assert all(len(recorder.finals) == 1 for recorder in recorders)
+
+
+def test_a_task_runs_in_the_main_thread_with_default_signals(prefork: Bench) -> None:
+    text = prefork.submit("thread").outcome.text
+    is_main, threads_are_daemons, term_is_default, int_is_ignored = ast.literal_eval(text)
+    assert is_main
+    assert not threads_are_daemons
+    assert term_is_default
+    assert int_is_ignored
+
+
+def test_an_order_with_an_object_is_refused_and_nothing_is_kept(prefork: Bench) -> None:
+    order = prefork.order("echo")
+    order.headers["odd"] = object()
+    with pytest.raises(OrderError, match="order order-1 of task 'echo' cannot be handed"):
+        prefork.pool.submit(order, prefork.submit("echo"), None, None)
+
+
+def test_an_idle_pool_sleeps_without_a_time_out(prefork: Bench) -> None:
+    pool = prefork.pool
+    assert isinstance(pool, PreforkPool)
+    assert prefork.submit("echo", soft_s=10, hard_s=20).succeeded
+
+    def sleeps_for_good() -> bool:
+        with pool._lock:
+            return pool._timeout_s() is None
+
+    wait_until(sleeps_for_good, "no deadline left once all children are up")
