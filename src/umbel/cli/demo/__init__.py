@@ -1,0 +1,1 @@
+"""`umbel demo`: a whole cluster in a temporary directory, with every result checked."""

@@ -1,0 +1,26 @@
+"""`umbel demo`."""
+
+from __future__ import annotations
+
+import click
+from rich.console import Console
+
+
+@click.command()
+@click.option(
+    "--scale",
+    type=click.FloatRange(0.01, 100),
+    default=1.0,
+    show_default=True,
+    help="How much to send; 1 makes some three thousand tasks.",
+)
+def demo(scale: float) -> int:
+    """Run a whole cluster here and check every result.
+
+    Starts an embedded broker and three workers with different pools in a temporary directory,
+    sends fast, slow, failing, retried and delayed tasks, chains and chords, shows the progress
+    and a table of what ran where, and cleans up. Exits with 1 if any result is wrong.
+    """
+    from umbel.cli.demo.show import run_demo
+
+    return run_demo(scale, Console())

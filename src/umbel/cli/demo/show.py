@@ -1,0 +1,134 @@
+"""Running the demo, with a live display where there is a terminal and a few lines where not."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from umbel.cli.demo import load
+from umbel.cli.demo.cluster import POOLS, Cluster
+from umbel.cli.demo.score import Score
+
+RESULTS_TIMEOUT_S = 50.0
+
+
+def run_demo(scale: float, console: Console) -> int:
+    """Run it all; 0 when every result was right."""
+    directory = Path(tempfile.mkdtemp(prefix="umbel-demo-"))
+    from umbel.broker.connections import leave_embedded
+    from umbel.cli.demo.tasks import app
+
+    app.conf.embedded_directory = str(directory)
+    cluster = Cluster(directory)
+    try:
+        with console.status("starting an embedded broker and three workers"):
+            # Joined first: the broker then lives until the last worker has left.
+            app.backend.get_meta("is-the-broker-there")
+            began = time.monotonic()
+            cluster.start()
+        console.print(
+            f"three workers ready after {time.monotonic() - began:.1f} s: "
+            + ", ".join(worker.name for worker in cluster.workers)
+        )
+        return _run_load(app, cluster, scale, console)
+    finally:
+        cluster.stop()
+        app.close()
+        leave_embedded()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _run_load(app: Any, cluster: Cluster, scale: float, console: Console) -> int:
+    score, counts = Score(), load.kinds(scale)
+    began = time.monotonic()
+    with Display(console, counts) as display:
+        for kind, count in counts.items():
+            ids = score.expect(load.send(kind, count))
+            app.backend.watch(ids, score.on_meta)
+            display.update(score)
+        score.all_sent()
+        deadline = time.monotonic() + RESULTS_TIMEOUT_S
+        while not score.complete.wait(0.1) and time.monotonic() < deadline:
+            display.update(score)
+            if cluster.dead():
+                break
+        display.update(score)
+    elapsed_s = time.monotonic() - began
+    console.print(table_of(score))
+    for line in score.wrong[:10]:
+        console.print(f"wrong: {line}", style="red", markup=False)
+    for name in cluster.dead():
+        console.print(f"worker {name} ended by itself", style="red", markup=False)
+    rate = score.executions / elapsed_s
+    console.print(
+        f"{score.executions} tasks in {elapsed_s:.1f} s ({rate:.0f}/s); "
+        f"{score.right.total()} of {score.sent.total()} results right, "
+        f"{len(score.wrong)} wrong, {score.missing} missing"
+    )
+    return 0 if score.passed and not cluster.dead() else 1
+
+
+def table_of(score: Score) -> Table:
+    """What ran where."""
+    names = [f"{pool}@demo" for pool, _ in POOLS]
+    table = Table(title="What ran where", title_justify="left")
+    table.add_column("kind")
+    for heading in ("calls", "right"):
+        table.add_column(heading, justify="right")
+    for name in names:
+        table.add_column(name, justify="right")
+    for kind, sent in score.sent.items():
+        ran = score.ran[kind]
+        right = score.right[kind]
+        style = None if right == sent else "red"
+        cells = [str(ran[name]) for name in names]
+        table.add_row(kind, str(sent), str(right), *cells, style=style)
+    everywhere = [str(sum(ran[name] for ran in score.ran.values())) for name in names]
+    table.add_section()
+    table.add_row("all", str(score.sent.total()), str(score.right.total()), *everywhere)
+    return table
+
+
+class Display:
+    """One bar per kind of call."""
+
+    def __init__(self, console: Console, counts: dict[str, int]) -> None:
+        self._console = console
+        self._progress = Progress(
+            TextColumn("{task.description:8}"), BarColumn(40), MofNCompleteColumn(),
+            console=console,
+        )  # fmt: skip
+        self._bars = {
+            kind: self._progress.add_task(kind, total=count) for kind, count in counts.items()
+        }
+        self._live = Live(Group(self._progress), console=console, refresh_per_second=8)
+        self._said_at = 0.0
+
+    def __enter__(self) -> Display:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
+
+    def update(self, score: Score) -> None:
+        """Show the numbers; where nothing can be redrawn, one line every two seconds."""
+        for kind, bar in self._bars.items():
+            self._progress.update(bar, completed=score.right[kind])
+        now = time.monotonic()
+        if not self._console.is_terminal and now - self._said_at >= 2:
+            self._said_at = now
+            self._console.print(
+                f"{score.right.total()} of {score.sent.total()} results right, "
+                f"{score.missing} tasks under way"
+            )

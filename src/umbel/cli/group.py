@@ -1,0 +1,186 @@
+"""The verbs, and the options that stand before them.
+
+A verb is imported when it is used: `umbel --version` loads no broker library.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import logging
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from umbel.cli import errors
+from umbel.version import __version__
+
+if TYPE_CHECKING:
+    from umbel.app.umbel import Umbel
+
+# verb -> (module:command, what `umbel --help` says). The order is that of the help.
+VERBS = {
+    "worker": ("umbel.cli.worker:worker", "Take tasks from the broker and run them."),
+    "call": ("umbel.cli.call:call", "Send a task, and wait for its result if asked to."),
+    "result": ("umbel.cli.result:result", "Show what became of a task."),
+    "purge": ("umbel.cli.purge:purge", "Remove all waiting messages from queues."),
+    "demo": ("umbel.cli.demo.command:demo", "Run a whole cluster here and check its results."),
+    "report": ("umbel.cli.report:report", "Show versions and settings, for a bug report."),
+}
+
+EPILOG = """\b
+Exit codes:
+  0    fine; also a worker that was asked to stop and let its tasks end
+  1    the task or the worker failed, or the worker was stopped cold
+  2    the command was wrong, or a one-shot command found no broker
+  3    time-out (of --wait)
+  130  interrupted
+"""
+
+
+@dataclass(slots=True)
+class Invocation:
+    """What stands before the verb."""
+
+    app_name: str | None = None
+    broker: str | None = None
+    backend: str | None = None
+    config: str | None = None
+    quiet: bool = False
+    color: bool | None = None
+
+    def app(self) -> Umbel:
+        """The application that is meant, with the options applied to its settings."""
+        from umbel.cli import apps
+
+        if self.app_name is None:
+            raise errors.CommandFailed(
+                "no application: name its module with -A, as in 'umbel -A shop worker'"
+            )
+        return self.configure(apps.find_app(self.app_name))
+
+    def app_or_default(self) -> Umbel:
+        """The application of -A, or one that knows the environment only."""
+        if self.app_name is not None:
+            return self.app()
+        from umbel.app.umbel import Umbel
+
+        return self.configure(Umbel("default"))
+
+    def configure(self, app: Umbel) -> Umbel:
+        """Put the options of the command line over the settings."""
+        from umbel.broker.connections import check
+        from umbel.cli import apps
+
+        if self.config is not None:
+            apps.see_directory()
+            app.config_from_object(self.config)
+        given = {"broker_url": self.broker, "result_backend": self.backend}
+        chosen = {name: value for name, value in given.items() if value is not None}
+        if chosen:
+            app.close()
+            app.conf.update(chosen)
+        check(app.read_url)
+        check(app.write_url)
+        return app
+
+
+class Verbs(click.Group):
+    """A group whose commands are loaded on first use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Every verb."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The verb's command, imported now."""
+        if cmd_name not in VERBS:
+            return None
+        module, _, attribute = VERBS[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the verb, or say which one was probably meant."""
+        verb = args[0]
+        if verb not in VERBS and not verb.startswith("-"):
+            close = difflib.get_close_matches(verb, VERBS, 1)
+            hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(VERBS)}"
+            raise click.UsageError(f"unknown command {verb!r}: {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the verbs without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(verb, text) for verb, (_, text) in VERBS.items()])
+
+
+@click.group(
+    cls=Verbs,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=EPILOG,
+)
+@click.option(
+    "-A",
+    "--app",
+    "app_name",
+    metavar="MODULE[:APP]",
+    envvar="UMBEL_APP",
+    help="The module of the application, and its name there if it is not obvious.",
+)
+@click.option("-b", "--broker", metavar="URL", help="Broker to use instead of the configured one.")
+@click.option("--result-backend", "backend", metavar="URL", help="Where results are kept.")
+@click.option(
+    "--config",
+    metavar="MODULE",
+    envvar="UMBEL_CONFIG_MODULE",
+    help="A module with settings.",
+)
+@click.option("--workdir", metavar="DIR", help="Change to this directory first.")
+@click.option("-q", "--quiet", is_flag=True, help="No banner, no remarks.")
+@click.option("--no-color", "-C", is_flag=True, help="No colours.")
+@click.option("--traceback", is_flag=True, help="Show the whole traceback of an error.")
+@click.version_option(__version__, prog_name="umbel", message="%(prog)s %(version)s")
+@click.pass_context
+def cli(
+    ctx: click.Context,
+    app_name: str | None,
+    broker: str | None,
+    backend: str | None,
+    config: str | None,
+    workdir: str | None,
+    quiet: bool,
+    no_color: bool,
+    traceback: bool,
+) -> None:
+    """Umbel runs background tasks on Redis, RabbitMQ, or a private embedded broker."""
+    if traceback:
+        errors.show_tracebacks()
+    if workdir is not None:
+        _change_directory(workdir)
+    ctx.color = False if no_color or os.environ.get("NO_COLOR") else None
+    # A worker sets up its log itself; every other verb says all there is to say in its own words.
+    logging.getLogger("umbel").addHandler(logging.NullHandler())
+    ctx.obj = Invocation(app_name, broker, backend, config, quiet, ctx.color)
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def _change_directory(path: str) -> None:
+    try:
+        os.chdir(path)
+    except OSError as exc:
+        raise errors.CommandFailed(f"--workdir {path!r}: {exc.strerror}") from None
+
+
+def split_names(ctx: click.Context, param: click.Parameter, value: Any) -> list[str]:
+    """`-Q a,b -Q c` as a list without repetitions; for click's `callback`."""
+    names = [name.strip() for text in value or () for name in text.split(",")]
+    if not all(names):
+        raise click.BadParameter("empty name: give names with commas between, such as a,b")
+    return list(dict.fromkeys(names))

@@ -1,0 +1,241 @@
+"""`umbel worker`: take tasks from the broker and run them until told to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import logging
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from umbel.cli import apps
+from umbel.cli.errors import FAILED, CommandFailed
+from umbel.cli.group import Invocation, split_names
+from umbel.worker.options import WorkerOptions, node_name
+from umbel.worker.pools.base import POOL_NAMES
+
+if TYPE_CHECKING:
+    from umbel.app.umbel import Umbel
+    from umbel.worker.logs import Logging
+    from umbel.worker.worker import Worker
+
+logger = logging.getLogger("umbel.worker")
+
+LEVELS = ("debug", "info", "warning", "error", "critical")
+_POOL_ALIASES = {"processes": "prefork"}
+_LEVEL_ALIASES = {"fatal": "critical", "warn": "warning"}
+
+
+def _pool_name(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    name = _POOL_ALIASES.get(value, value) if value is not None else None
+    if name is not None and name not in POOL_NAMES:
+        raise CommandFailed(f"unknown pool {value!r}: choose one of {', '.join(POOL_NAMES)}")
+    return name
+
+
+def _log_level(ctx: click.Context, param: click.Parameter, value: str) -> int:
+    name = value.lower()
+    name = _LEVEL_ALIASES.get(name, name)
+    if name in LEVELS:
+        return logging.getLevelNamesMapping()[name.upper()]
+    if name.isdecimal():
+        return int(name)
+    close = difflib.get_close_matches(name, LEVELS, 1)
+    hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(LEVELS)}"
+    raise CommandFailed(f"unknown log level {value!r}: {hint}")
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """What is around a worker: its log, its health, its first words."""
+
+    level: int
+    logfile: str | None
+    json_logs: bool
+    color: bool | None
+    quiet: bool
+    purge: bool
+
+
+def _option(*names: str, **settings: Any) -> Any:
+    return click.option(*names, **settings)
+
+
+_POSITIVE = click.IntRange(min=1)
+_SECONDS = click.FloatRange(min=0, min_open=True)
+
+
+@click.command("worker", context_settings={"help_option_names": ["-h", "--help"]})
+@_option("-n", "--hostname", metavar="NAME", help="Node name, such as w1@%h (%h is the host).")
+@_option(
+    "-P", "--pool", callback=_pool_name, metavar="POOL", help=f"One of {', '.join(POOL_NAMES)}."
+)
+@_option("-c", "--concurrency", type=_POSITIVE, help="Tasks at a time [number of CPUs].")
+@_option("-Q", "--queues", multiple=True, callback=split_names, help="Queues to consume: a,b.")
+@_option("-X", "--exclude-queues", multiple=True, callback=split_names, help="Queues to leave out.")
+@_option(
+    "-l",
+    "--loglevel",
+    default="warning",
+    envvar="UMBEL_LOG_LEVEL",
+    callback=_log_level,
+    metavar="LEVEL",
+    help=f"One of {', '.join(LEVELS)} [warning].",
+)
+@_option("-f", "--logfile", metavar="PATH", help="Log to this file (%n, %h, %d, %p expand).")
+@_option("--json-logs", is_flag=True, help="One JSON object per line instead of text.")
+@_option("-E", "--task-events", is_flag=True, help="Send events that monitors can follow.")
+@_option("--prefetch-multiplier", type=click.IntRange(min=0), help="Messages held per slot.")
+@_option(
+    "-O",
+    "optimization",
+    type=click.Choice(["default", "fair"]),
+    help="Taken for compatibility: scheduling is always fair.",
+)
+@_option("--time-limit", type=_SECONDS, help="Seconds after which a task is ended.")
+@_option("--soft-time-limit", type=_SECONDS, help="Seconds after which a task is told to end.")
+@_option("--max-tasks-per-child", type=_POSITIVE, help="Replace a pool process after so many.")
+@_option(
+    "--max-memory-per-child",
+    "max_memory_per_child_kib",
+    type=_POSITIVE,
+    help="Replace a pool process above so many KiB.",
+)
+@_option("--without-gossip", is_flag=True, help="Do not follow other workers.")
+@_option("--without-mingle", is_flag=True, help="Do not ask other workers at the start.")
+@_option("--without-heartbeat", is_flag=True, help="Send no heartbeats.")
+@_option("--purge", is_flag=True, help="Remove all waiting messages first, without asking.")
+@_option("-I", "--include", multiple=True, callback=split_names, help="More modules with tasks.")
+@_option("--health-file", metavar="PATH", help="A file that is fresh while the worker is well.")
+@_option(
+    "--health-port",
+    type=click.IntRange(0, 65535),
+    help="Answer /live and /ready on this port of 127.0.0.1.",
+)
+@_option("-q", "--quiet", is_flag=True, help="No banner.")
+@_option("--no-color", is_flag=True, help="No colours.")
+@click.pass_obj
+def worker(
+    invocation: Invocation,
+    /,
+    loglevel: int,
+    logfile: str | None,
+    json_logs: bool,
+    purge: bool,
+    include: list[str],
+    optimization: str | None,
+    task_events: bool,
+    quiet: bool,
+    no_color: bool,
+    **given: Any,
+) -> int:
+    """Take tasks from the broker and run them.
+
+    TERM or Ctrl-C lets running tasks end; a second Ctrl-C, or QUIT, stops them and gives their
+    messages back. A broker that is down is tried again until it answers.
+    """
+    app = invocation.app()
+    if include:
+        app.conf.update(include=[*(app.conf.include or ()), *include])
+    apps.load_modules(app)
+    options = WorkerOptions(task_events=task_events or None, **given)
+    around = Surroundings(
+        level=loglevel,
+        logfile=_expanded(logfile, node_name(options.hostname)),
+        json_logs=json_logs,
+        color=False if no_color else invocation.color,
+        quiet=quiet or invocation.quiet or json_logs,
+        purge=purge,
+    )
+    return run(app, options, around)
+
+
+def run(app: Umbel, options: WorkerOptions, around: Surroundings) -> int:
+    """Run a worker with its log, signals and health checks; returns the exit code."""
+    from umbel.worker import logs
+
+    log = logs.setup(around.level, around.logfile, around.json_logs, around.color, app.conf)
+    with contextlib.ExitStack() as stack:
+        stack.callback(log.close)
+        process = _make(app, options)
+        _start_health(process, options, stack)
+        if around.purge:
+            _purge(app, log)
+        if not around.quiet:
+            from umbel.worker import banner
+
+            banner.show(process, sys.stdout, color=around.color)
+        if not logger.isEnabledFor(logging.INFO):
+            process.on_ready.append(lambda worker: log.say(f"{worker.plan.hostname} ready."))
+        return _work(process, log, around)
+
+
+def _make(app: Umbel, options: WorkerOptions) -> Worker:
+    from umbel.worker.worker import Worker
+
+    process = Worker(app, options)
+    if process.pool.green:
+        from gevent.monkey import is_module_patched
+
+        if not is_module_patched("socket"):
+            raise CommandFailed(
+                f"pool {process.pool.name!r} comes from the configuration, too late to prepare "
+                f"the process for it: give -P {process.pool.name} on the command line as well"
+            )
+    return process
+
+
+def _start_health(process: Worker, options: WorkerOptions, stack: contextlib.ExitStack) -> None:
+    from umbel.worker import health
+
+    if options.health_port is not None:
+        server = health.HealthServer(process, options.health_port)
+        server.start()
+        stack.callback(server.stop)
+        logger.info("health: http://%s:%d/live and /ready", health.ADDRESS, server.port)
+    if options.health_file is not None:
+        file = health.HealthFile(process, options.health_file)
+        file.start()
+        stack.callback(file.stop)
+        process.on_ready.append(file.renew)
+
+
+def _purge(app: Umbel, log: Logging) -> None:
+    from umbel.cli.purge import count_waiting, empty
+
+    waiting = count_waiting(app, list(app.queues.consumed))
+    removed = empty(app, waiting)
+    log.say(f"purged {removed} messages from {', '.join(waiting) or 'no queue'}")
+
+
+def _work(process: Worker, log: Logging, around: Surroundings) -> int:
+    from umbel.worker.errors import BrokerUnreachable
+    from umbel.worker.signals import Signals, say_on_stderr
+
+    # JSON lines stay JSON lines: the loop logs the shutdown as well.
+    say = (lambda text: None) if around.json_logs else say_on_stderr
+    try:
+        with Signals(process, say).installed(), log.redirected():
+            return process.run()
+    except BrokerUnreachable as exc:
+        logger.critical("%s", exc)
+    except Exception:
+        logger.exception("the worker failed")
+    return FAILED
+
+
+def _expanded(logfile: str | None, node: str) -> str | None:
+    """`%n` name, `%h` host, `%d` domain, `%p` the whole node name, `%%` a percent sign."""
+    if logfile is None:
+        return None
+    name, _, host = node.partition("@")
+    table = {"%n": name, "%h": host, "%d": host.partition(".")[2], "%p": node, "%%": "%"}
+    out, position = "", 0
+    while position < len(logfile):
+        pair = logfile[position : position + 2]
+        out += table.get(pair, logfile[position])
+        position += 2 if pair in table else 1
+    return out
