@@ -1,0 +1,162 @@
+"""What a task costs in the worker itself: receive, execute a no-op, acknowledge.
+
+A solo pool over the in-process memory transport, so that neither a network nor another process
+is part of it. Three contestants take turns, each in a fresh process: the raw transport (consume
+and acknowledge, nothing else), Celery, and Umbel. The medians of the rounds are compared; the
+ratio of Umbel to Celery is the figure that counts. Run it on an otherwise idle machine.
+
+    python benchmarks/overhead.py [--tasks 20000] [--rounds 5] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+REQUIRED_RATIO = 2.5
+CONTESTANTS = ("raw", "celery", "umbel")
+
+
+def finish(tasks: int, started: float) -> None:
+    """Report the rate and leave: what a worker does on its way out is not measured."""
+    rate = json.dumps({"per_s": tasks / (time.perf_counter() - started)})
+    os.write(1, f"{rate}\n".encode())  # workers take print() over
+    os._exit(0)
+
+
+def counter(tasks: int) -> Callable[[], None]:
+    """A no-op body that notices its first and its last call."""
+    state = {"left": tasks, "started": 0.0}
+
+    def noop() -> None:
+        if state["left"] == tasks:
+            state["started"] = time.perf_counter()
+        state["left"] -= 1
+        if state["left"] == 0:
+            finish(tasks - 1, state["started"])
+
+    return noop
+
+
+def run_raw(tasks: int) -> None:
+    """The floor: kombu's memory transport with messages like those of a task."""
+    from kombu import Connection, Consumer, Exchange, Producer, Queue
+
+    connection = Connection("memory://", transport_options={"polling_interval": 0.01})
+    queue = Queue("celery", Exchange("celery"), routing_key="celery")
+    channel = connection.channel()
+    queue(channel).declare()
+    producer = Producer(channel)
+    for number in range(tasks):
+        producer.publish(
+            [[], {}, {}],
+            routing_key="celery",
+            headers={"task": "noop", "id": str(number)},
+            serializer="json",
+        )
+    seen = counter(tasks)
+
+    def on_message(message: object) -> None:
+        message.ack()  # type: ignore[attr-defined]
+        seen()
+
+    with Consumer(connection.channel(), [queue], on_message=on_message, accept=["json"]):
+        while True:
+            connection.drain_events(timeout=1)
+
+
+def run_celery(tasks: int) -> None:
+    """Celery's own worker, with everything that is optional switched off."""
+    from celery import Celery
+
+    app = Celery("bench", broker="memory://", backend=None, set_as_current=True)
+    app.conf.update(
+        worker_hijack_root_logger=False,
+        worker_enable_remote_control=False,
+        broker_transport_options={"polling_interval": 0.01},
+        broker_connection_retry_on_startup=True,
+    )
+    task = app.task(name="noop", ignore_result=True)(counter(tasks))
+    for _ in range(tasks):
+        task.apply_async()
+    app.Worker(
+        pool="solo",
+        loglevel="ERROR",
+        without_gossip=True,
+        without_mingle=True,
+        without_heartbeat=True,
+        quiet=True,
+    ).start()
+
+
+def run_umbel(tasks: int) -> None:
+    """Umbel's worker."""
+    from umbel import Umbel
+    from umbel.worker.options import WorkerOptions
+    from umbel.worker.worker import Worker
+
+    app = Umbel("bench", broker="memory://", backend="disabled://")
+    task = app.task(name="noop", ignore_result=True)(counter(tasks))
+    for _ in range(tasks):
+        task.apply_async()
+    Worker(app, WorkerOptions(pool="solo")).run()
+
+
+def measure(contestant: str, tasks: int) -> float:
+    """One round in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, __file__, "--run", contestant, "--tasks", str(tasks)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if not lines:
+        raise SystemExit(f"{contestant} did not finish:\n{done.stdout}\n{done.stderr}")
+    return float(json.loads(lines[-1])["per_s"])
+
+
+def main() -> int:
+    """Run all rounds and print the table; exit 1 when the ratio is below what is promised."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--tasks", type=int, default=20_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--run", choices=CONTESTANTS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.run:
+        {"raw": run_raw, "celery": run_celery, "umbel": run_umbel}[options.run](options.tasks)
+        return 0
+    rates: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
+    for _ in range(options.rounds):
+        for name in CONTESTANTS:
+            rates[name].append(measure(name, options.tasks))
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    ratio = medians["umbel"] / medians["celery"]
+    print(
+        f"{datetime.now(UTC):%Y-%m-%d}, Python {platform.python_version()}, "
+        f"{os.cpu_count()} cores, {options.tasks} tasks, median of {options.rounds} rounds"
+    )
+    print(f"{'':10} {'tasks/s':>10} {'us/task':>10} {'over raw':>10}")
+    for name, rate in medians.items():
+        cost_us, raw_us = 1e6 / rate, 1e6 / medians["raw"]
+        print(f"{name:10} {rate:10.0f} {cost_us:10.1f} {cost_us - raw_us:10.1f}")
+    print(f"umbel / celery = {ratio:.2f} (at least {REQUIRED_RATIO})")
+    if options.json:
+        result = {"rates": rates, "medians": medians, "ratio": ratio}
+        options.json.write_text(json.dumps(result, indent=2))
+    return 0 if ratio >= REQUIRED_RATIO else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
