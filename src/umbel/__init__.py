@@ -49,7 +49,12 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from umbel.app.canvas import Signature, chain, chord, chunks, group, signature, xmap, xstarmap
+    # From the submodules: their names are those of what they hold.
+    from umbel.app.canvas.chain import chain
+    from umbel.app.canvas.chord import chord
+    from umbel.app.canvas.group import group
+    from umbel.app.canvas.maps import chunks, xmap, xstarmap
+    from umbel.app.canvas.signature import Signature, signature
     from umbel.app.context import current_task
     from umbel.app.current import current_app
     from umbel.app.results import AsyncResult, GroupResult

@@ -18,7 +18,7 @@ def backoff_s(factor: float, retries: int, maximum_s: float, jitter: bool) -> fl
     """`factor * 2**retries`, bounded, and with jitter anything from zero up to that."""
     # The exponent is bounded first: 2**retries must not become a huge number on the way.
     delay_s = min(maximum_s, factor * 2 ** min(retries, 64))
-    return random.uniform(0, delay_s) if jitter else delay_s
+    return random.uniform(0, delay_s) if jitter else delay_s  # noqa: S311 - no secret
 
 
 def add_autoretry(task: Task) -> None:
@@ -30,7 +30,7 @@ def add_autoretry(task: Task) -> None:
 
 
 def _wrap(task: Task, body: Callable[..., Any]) -> Callable[..., Any]:
-    passed: tuple[type[BaseException], ...] = (Ignore, Reject, Retry, *tuple(task.dont_autoretry_for))
+    passed: tuple[type[BaseException], ...] = (Ignore, Reject, Retry, *task.dont_autoretry_for)
     caught = tuple(task.autoretry_for)
 
     if inspect.iscoroutinefunction(body):

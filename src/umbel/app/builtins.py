@@ -70,9 +70,7 @@ def _register_composites(app: Umbel) -> None:
         )
 
     @app.task(name="celery.chord", typing=False)
-    def xchord(
-        header: Any, body: Any, partial_args: Any = (), kwargs: Any = None, **_: Any
-    ) -> Any:
+    def xchord(header: Any, body: Any, partial_args: Any = (), kwargs: Any = None, **_: Any) -> Any:
         made = chord(header, signature(body, app=app), app=app)
         return made.apply_async(tuple(partial_args or ()), dict(kwargs or {}))
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from umbel.app.context import current_request
 from umbel.app.publish import RetryPolicy
-from umbel.app.routes import Destination
+from umbel.app.routes import ADDRESS, Destination
 from umbel.wire.tasks import OutgoingTask, write_task, write_task_v1
 from umbel.wire.times import format_time
 
@@ -36,6 +36,9 @@ TASK_DEFAULTS = (
     "expires",
     "delivery_mode",
 )
+# RabbitMQ keeps a message's lifetime in 32 bits of milliseconds and closes the channel over more;
+# what lives longer is left to the worker, which reads the `expires` header.
+EXPIRATION_MAX_S = 2**32 // 1000 - 1
 KNOWN_OPTIONS = frozenset(
     {
         *TASK_DEFAULTS, "add_to_parent", "argsrepr", "chain", "chord", "correlation_id",
@@ -75,14 +78,14 @@ def prepare(
         _check_spelling(name, options)
     chosen = _merge(app, name, args, kwargs, dict(options), task)
     destination = app.router.destination(chosen)
-    ids = _lineage(chosen)
+    ids = _lineage(name, chosen)
     now = app.now()
-    eta = _eta(name, chosen, now)
-    expires, expires_in_s = _expires(name, chosen.get("expires"), now)
+    eta = _eta(app, name, chosen, now)
+    expires, expires_in_s = _expires(app, name, chosen.get("expires"), now)
     ignore_result = chosen.get("ignore_result")
     if ignore_result is None and task is not None:
         ignore_result = task.ignores_result
-    hard, soft = _limits(chosen)
+    hard, soft = _limits(name, chosen)
     fields: dict[str, Any] = {
         "name": name,
         "id": ids["id"],
@@ -107,6 +110,7 @@ def prepare(
         "headers": chosen.get("headers"),
     }
     if conf.task_protocol == 1:
+        fields["callbacks"] = _with_chain(app, fields["callbacks"], chosen.get("chain"))
         message = write_task_v1(**fields)
     else:
         message = write_task(
@@ -120,7 +124,7 @@ def prepare(
             ignore_result=ignore_result,
             replaced_task_nesting=chosen.get("replaced_task_nesting") or 0,
             stamped_headers=chosen.get("stamped_headers"),
-            stamps=_stamps(chosen),
+            stamps=stamps_of(chosen),
             chain=chosen.get("chain"),
         )
     enabled = chosen.get("retry")
@@ -129,6 +133,15 @@ def prepare(
         conf.task_publish_retry if enabled is None else bool(enabled),
     )
     return Call(ids["id"], message, destination, policy, bool(ignore_result), ids["parent_id"])
+
+
+def prepare_signature(app: Umbel, sig: Mapping[str, Any]) -> Call:
+    """Turn a plain signature into a message, its arguments checked."""
+    task = app.tasks.get(sig["task"])
+    args, kwargs = sig["args"] or (), sig["kwargs"] or {}
+    if task is not None and task.typing:
+        task.check_arguments(args, kwargs)
+    return prepare(app, sig["task"], args, kwargs, sig["options"] or {}, task)
 
 
 def _check_spelling(name: str, options: Mapping[str, Any]) -> None:
@@ -147,24 +160,25 @@ def _merge(
     app: Umbel, name: str, args: Any, kwargs: Any, options: dict[str, Any], task: Task | None
 ) -> dict[str, Any]:
     if task is not None:
+        # A queue that the caller names is the whole address.
+        queued = options.get("queue") is not None
         for option in TASK_DEFAULTS:
-            if options.get(option) is None:
+            if options.get(option) is None and not (queued and option in ADDRESS):
                 value = getattr(task, option, None)
                 if value is not None:
                     options[option] = value
         for option in ("time_limit", "soft_time_limit"):
             if options.get(option) is None:
                 options[option] = getattr(task, option, None)
-    addressed = options.get("queue") is not None or (
-        options.get("exchange") is not None and options.get("routing_key") is not None
-    )
-    if addressed:
-        return options
     return app.router.options_for(options, name, args, kwargs, task)
 
 
-def _lineage(options: Mapping[str, Any]) -> dict[str, Any]:
-    task_id = options.get("task_id") or str(uuid.uuid4())
+def _lineage(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    task_id = options.get("task_id") or uuid.uuid4()
+    if isinstance(task_id, uuid.UUID):
+        task_id = str(task_id)
+    elif not isinstance(task_id, str):
+        raise TypeError(f"task_id={task_id!r} of {name}: give text, or leave it out")
     root_id, parent_id = options.get("root_id"), options.get("parent_id")
     caller = current_request()
     if caller is not None and caller.id is not None:
@@ -191,39 +205,55 @@ def _later(name: str, option: str, now: datetime, delay_s: float) -> datetime:
         ) from None
 
 
-def _eta(name: str, options: Mapping[str, Any], now: datetime) -> datetime | None:
+def _moment(app: Umbel, name: str, option: str, value: datetime | str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(value) if isinstance(value, str) else value
+    except ValueError:
+        raise ValueError(
+            f"{option}={value!r} of {name}: give a datetime, or its ISO-8601 text"
+        ) from None
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=app.timezone)
+
+
+def _eta(app: Umbel, name: str, options: Mapping[str, Any], now: datetime) -> datetime | None:
     countdown, eta = options.get("countdown"), options.get("eta")
     if countdown is not None:
-        return _later(name, "countdown", now, seconds(name, "countdown", countdown))
+        delay_s = seconds(name, "countdown", countdown)
+        return _later(name, "countdown", now, delay_s) if delay_s else None
     if eta is None:
         return None
-    if isinstance(eta, str):
-        eta = datetime.fromisoformat(eta)
-    if not isinstance(eta, datetime):
+    if not isinstance(eta, (datetime, str)):
         raise TypeError(f"eta={eta!r} of {name}: give a datetime")
-    return eta if eta.tzinfo is not None else eta.replace(tzinfo=now.tzinfo)
+    return _moment(app, name, "eta", eta)
 
 
-def _expires(name: str, expires: Any, now: datetime) -> tuple[str | None, float | None]:
+def _expires(app: Umbel, name: str, expires: Any, now: datetime) -> tuple[str | None, float | None]:
     if expires is None:
         return None, None
-    if isinstance(expires, str):
-        expires = datetime.fromisoformat(expires)
-    if not isinstance(expires, datetime):
-        expires = _later(name, "expires", now, seconds(name, "expires", expires))
-    elif expires.tzinfo is None:
-        expires = expires.replace(tzinfo=now.tzinfo)
-    return format_time(expires), (expires - now).total_seconds()
+    if isinstance(expires, (datetime, str)):
+        moment = _moment(app, name, "expires", expires)
+    else:
+        moment = _later(name, "expires", now, seconds(name, "expires", expires))
+    left_s = (moment - now).total_seconds()
+    return format_time(moment), left_s if left_s <= EXPIRATION_MAX_S else None
 
 
-def _limits(options: Mapping[str, Any]) -> tuple[float | None, float | None]:
+def _limits(name: str, options: Mapping[str, Any]) -> tuple[float | None, float | None]:
     if options.get("timelimit"):
         hard, soft = options["timelimit"]
-        return hard, soft
-    return options.get("time_limit"), options.get("soft_time_limit")
+    else:
+        hard, soft = options.get("time_limit"), options.get("soft_time_limit")
+    for option, limit in (("time_limit", hard), ("soft_time_limit", soft)):
+        if limit is not None and seconds(name, option, limit) < 0:
+            raise ValueError(f"{option}={limit!r} of {name}: it can not be negative")
+    return (
+        hard.total_seconds() if isinstance(hard, timedelta) else hard,
+        soft.total_seconds() if isinstance(soft, timedelta) else soft,
+    )
 
 
-def _stamps(options: Mapping[str, Any]) -> dict[str, Any]:
+def stamps_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The stamps among the options, by name."""
     names = options.get("stamped_headers") or ()
     stamps = dict(options.get("stamps") or {})
     stamps.update({name: options[name] for name in names if name in options})
@@ -243,6 +273,21 @@ def _priority(app: Umbel, name: str, options: Mapping[str, Any]) -> int:
     if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= 255:
         raise ValueError(f"priority={priority!r} of {name}: give a whole number from 0 to 255")
     return priority
+
+
+def _with_chain(app: Umbel, callbacks: list[Any] | None, chain: Any) -> list[Any] | None:
+    """Protocol 1 has no chain: each step becomes a callback of the one before it."""
+    if not chain:
+        return callbacks
+    from umbel.app.canvas import signature
+
+    following: Any = None
+    for step in chain:  # the last one first
+        linked = signature(step, app=app).clone()
+        if following is not None:
+            linked.link(following)
+        following = linked
+    return [*(callbacks or ()), following]
 
 
 def _signatures(link: Any) -> list[Any] | None:

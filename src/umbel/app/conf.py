@@ -25,10 +25,10 @@ from typing import Any, NoReturn
 
 from umbel.app import config_objects
 from umbel.app.inert_settings import INERT, NAMES, modern_name
-from umbel.wire.masking import masked
 from umbel.app.setting_kinds import Misfit
 from umbel.app.settings import SETTINGS
 from umbel.exceptions import ImproperlyConfigured
+from umbel.wire.masking import masked
 
 # Weakest first.
 _LAYERS = ("object", "environment", "code")

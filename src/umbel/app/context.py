@@ -63,8 +63,15 @@ class Context:
             self._children = []
         return self._children
 
+    def __getattr__(self, name: str) -> Any:
+        # Only for names that are no field: the caller's own headers are read like fields too.
+        headers = self.__dict__.get("headers")
+        if headers and name in headers:
+            return headers[name]
+        raise AttributeError(f"a task's request has no field and no header {name!r}")
+
     def get(self, name: str, default: Any = None) -> Any:
-        """The field `name`, or `default`."""
+        """The field or the caller's own header `name`, or `default`."""
         return getattr(self, name, default)
 
     def __repr__(self) -> str:
@@ -86,9 +93,15 @@ current_frame: ContextVar[Frame | None] = ContextVar("umbel_current_frame", defa
 
 
 def current_request() -> Context | None:
-    """The request of the innermost running task, if one runs here."""
+    """The request of the innermost running task, if one runs here.
+
+    A task that a task calls as a plain function is a part of that task.
+    """
     frame = current_frame.get()
-    return frame.request if frame is not None else None
+    found = frame.request if frame is not None else None
+    while frame is not None and frame.request.called_directly:
+        frame = frame.outer
+    return frame.request if frame is not None else found
 
 
 def current_task() -> Task | None:

@@ -38,22 +38,12 @@ def set_current(app: Umbel) -> None:
 
 
 def announce(app: Umbel) -> None:
-    """A new application: it becomes current and learns every shared task."""
+    """A new application learns every shared task, and later those to come."""
     with _lock:
         _apps.add(app)
-        set_current(app)
         pending = list(_shared)
     for register in pending:
         register(app)
-
-
-def forget(app: Umbel) -> None:
-    """A closed application is current no more."""
-    global _current
-    with _lock:
-        _apps.discard(app)
-        if _current is app:
-            _current = None
 
 
 def share(register: Callable[[Umbel], object]) -> None:

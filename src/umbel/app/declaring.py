@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Callable, Mapping
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from umbel.app.autoretry import add_autoretry
@@ -26,6 +28,10 @@ _SWITCHES = (
     "send_events",
 )
 _COUNTS = ("max_retries", "priority")
+_EXCEPTIONS = ("autoretry_for", "dont_autoretry_for", "throws")
+_CHECKED = {
+    *_NUMBERS, *_SWITCHES, *_COUNTS, *_EXCEPTIONS, "rate_limit", "retry_backoff",
+}  # fmt: skip
 _RATES = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -54,6 +60,16 @@ def make_task(app: Umbel, fun: Callable[..., Any], options: Mapping[str, Any]) -
     return task
 
 
+def adopt(app: Umbel, task: Task) -> Task:
+    """Make an instance of a hand-written class a task of `app`."""
+    task.app = app
+    task.name = task.name or app.task_name(type(task))
+    kind = type(task)
+    check_options(task.name, {o: getattr(task, o) for o in dir(kind) if o in _CHECKED}, kind)
+    add_autoretry(task)
+    return register(app, task)
+
+
 def register(app: Umbel, task: Task) -> Task:
     """Put `task` into the registry; the same function declared twice is one task."""
     known = app.tasks.get(task.name)
@@ -69,17 +85,28 @@ def register(app: Umbel, task: Task) -> Task:
 
 
 def annotate(app: Umbel) -> None:
-    """Let `task_annotations` overwrite options of tasks: by name, or of all under `*`."""
+    """Let `task_annotations` overwrite options of tasks: by name, or of all under `*`.
+
+    An object with a method `annotate(task)` chooses by itself.
+    """
     tables = app.conf.task_annotations or ()
     for table in tables if isinstance(tables, (list, tuple)) else (tables,):
+        if not isinstance(table, Mapping):
+            for chosen in app.tasks.values():
+                _change(chosen, table.annotate(chosen) or {})
+            continue
         for name, changes in table.items():
             tasks = app.tasks.values() if name == "*" else [app.tasks.get(name)]
             for task in tasks:
-                if task is None:
-                    continue
-                check_options(task.name, changes, type(task))
-                for option, value in changes.items():
-                    setattr(task, option, value)
+                if task is not None:
+                    _change(task, changes)
+
+
+def _change(task: Task, changes: Mapping[str, Any]) -> None:
+    check_options(task.name, changes, type(task))
+    for option, value in changes.items():
+        # A function takes the place of a method, such as on_failure.
+        setattr(task, option, MethodType(value, task) if inspect.isfunction(value) else value)
 
 
 def _source(task: Task) -> str:
@@ -93,27 +120,41 @@ def _source(task: Task) -> str:
 def check_options(name: str, options: Mapping[str, Any], base: type[Task] = Task) -> None:
     """Refuse options of the wrong type, and names that look like a slip of the pen."""
     for option, value in options.items():
-        if value is None:
-            continue
-        if not hasattr(base, option):
-            close = difflib.get_close_matches(option, vars(Task), n=1, cutoff=0.8)
-            if close:
-                _refuse(name, option, value, f"there is no such option; did you mean {close[0]!r}?")
-        elif option in _SWITCHES and not isinstance(value, bool):
-            _refuse(name, option, value, "give True or False")
-        elif option in _COUNTS and not _is_number(value, int):
-            _refuse(name, option, value, "give a whole number")
-        elif option in _NUMBERS and (not _is_number(value, (int, float)) or value < 0):
-            _refuse(name, option, value, "give seconds as a number that is not negative")
-        elif option == "rate_limit":
-            try:
-                parse_rate(value)
-            except ValueError as exc:
-                raise ImproperlyConfigured(f"task {name!r}: {exc}") from None
-    for option in ("autoretry_for", "dont_autoretry_for", "throws"):
-        for kind in options.get(option) or ():
-            if not (isinstance(kind, type) and issubclass(kind, BaseException)):
-                _refuse(name, option, kind, "give a tuple of exception classes")
+        if value is not None:
+            way_out = _fault(option, value, base)
+            if way_out:
+                raise ImproperlyConfigured(f"task {name!r}: option {option}={value!r}: {way_out}")
+    hard, soft = options.get("time_limit"), options.get("soft_time_limit")
+    if hard and soft and soft > hard:
+        raise ImproperlyConfigured(
+            f"task {name!r}: option soft_time_limit={soft!r}: it never comes before "
+            f"time_limit={hard!r}; lower it"
+        )
+
+
+def _fault(option: str, value: Any, base: type[Task]) -> str:
+    if not hasattr(base, option):
+        close = difflib.get_close_matches(option, vars(Task), n=1, cutoff=0.8)
+        return f"there is no such option; did you mean {close[0]!r}?" if close else ""
+    if option in _SWITCHES:
+        return "" if isinstance(value, bool) else "give True or False"
+    if option in _COUNTS:
+        return "" if _is_number(value, int) else "give a whole number"
+    if option in _NUMBERS:
+        fits = _is_number(value, (int, float)) and value >= 0
+        return "" if fits else "give seconds as a number that is not negative"
+    if option == "retry_backoff":
+        fits = isinstance(value, (bool, int, float)) and value >= 0
+        return "" if fits else "give True, or the seconds to begin with"
+    if option in _EXCEPTIONS:
+        fits = isinstance(value, (tuple, list)) and all(map(_is_exception, value))
+        return "" if fits else "give a tuple of exception classes"
+    if option == "rate_limit":
+        try:
+            parse_rate(value)
+        except ValueError as exc:
+            return str(exc)
+    return ""
 
 
 def parse_rate(rate: str | float | None) -> float:
@@ -142,5 +183,5 @@ def _is_number(value: Any, kinds: Any) -> bool:
     return isinstance(value, kinds) and not isinstance(value, bool)
 
 
-def _refuse(name: str, option: str, value: Any, way_out: str) -> None:
-    raise ImproperlyConfigured(f"task {name!r}: option {option}={value!r}: {way_out}")
+def _is_exception(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseException)

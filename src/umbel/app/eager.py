@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import socket
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from umbel.app.context import Context
+from umbel.app.calls import stamps_of
+from umbel.app.context import Context, current_request
 from umbel.app.results import EagerResult
-from umbel.app.trace import RETRY, SUCCESS, Traced, Tracer
+from umbel.app.trace import FAILURE, RETRY, Traced, Tracer
 from umbel.exceptions import Retry
 
 if TYPE_CHECKING:
     from umbel.app.task import Task
+
+Value = TypeVar("Value")
 
 
 def run_inline(
@@ -34,41 +37,59 @@ def run_inline(
     """Run `task` now, retries included, and return its result as if a worker had run it."""
     app = task.app
     chosen_id = task_id or str(uuid.uuid4())
-    args = tuple(args or ())
-    kwargs = dict(kwargs or {})
-    request = Context(
-        id=chosen_id,
-        task=task.name,
-        args=args,
-        kwargs=kwargs,
-        retries=retries,
-        is_eager=True,
-        called_directly=False,
-        root_id=options.get("root_id") or chosen_id,
-        parent_id=options.get("parent_id"),
-        hostname=socket.gethostname(),
-        callbacks=_as_list(link),
-        errbacks=_as_list(link_error),
-        chain=options.get("chain"),
-        headers=options.get("headers"),
-        ignore_result=options.get("ignore_result", False),
-        delivery_info={"is_eager": True, "exchange": None, "routing_key": None, "priority": None},
-        stamped_headers=options.get("stamped_headers"),
-        stamps=options.get("stamps"),
-    )
-    traced = execute(Tracer(task, app, str(request.hostname), eager=True), request, args, kwargs)
-    if traced.state == RETRY:
-        outcome = traced.value
-        if isinstance(outcome, Retry) and outcome.sig is not None:
-            again = outcome.sig
-            return task.apply(
-                again.args, again.kwargs, link, link_error, chosen_id, retries + 1, throw, **options
-            )
+    given = {**options, "link": link, "link_error": link_error}
+    tracer = Tracer(task, app, socket.gethostname(), eager=True)
+    while True:
+        request = _request(tracer, chosen_id, tuple(args or ()), dict(kwargs or {}), given)
+        request.retries = retries
+        traced = execute(tracer, request, request.args, request.kwargs)
+        again = traced.value.sig if isinstance(traced.value, Retry) else None
+        if traced.state != RETRY or again is None:
+            break
+        args, kwargs, retries = again.args, again.kwargs, retries + 1
     propagate = app.conf.task_eager_propagates if throw is None else throw
-    if propagate and traced.state != SUCCESS and isinstance(traced.value, BaseException):
+    if propagate and traced.state in (FAILURE, RETRY) and isinstance(traced.value, BaseException):
         raise traced.value
     return EagerResult(
         chosen_id, traced.value, traced.state, traceback=traced.traceback or None, name=task.name
+    )
+
+
+def _request(
+    tracer: Tracer, task_id: str, args: Any, kwargs: Any, options: Mapping[str, Any]
+) -> Context:
+    task, caller = tracer.task, current_request()
+    parent = caller if caller is not None and caller.id is not None else Context()
+    hard, soft = (
+        options.get(name) if options.get(name) is not None else getattr(task, name)
+        for name in ("time_limit", "soft_time_limit")
+    )
+    return Context(
+        id=task_id,
+        task=task.name,
+        args=args,
+        kwargs=kwargs,
+        is_eager=True,
+        called_directly=False,
+        root_id=options.get("root_id") or parent.root_id or parent.id or task_id,
+        parent_id=options.get("parent_id") or parent.id,
+        group=options.get("group_id"),
+        group_index=options.get("group_index"),
+        hostname=tracer.hostname,
+        callbacks=_as_list(options["link"]),
+        errbacks=_as_list(options["link_error"]),
+        chain=options.get("chain"),
+        headers=options.get("headers"),
+        shadow=options.get("shadow"),
+        ignore_result=options.get("ignore_result"),
+        timelimit=None if hard is None and soft is None else (hard, soft),
+        delivery_info={
+            "is_eager": True,
+            **{name: options.get(name) for name in ("exchange", "routing_key", "priority")},
+        },
+        replaced_task_nesting=options.get("replaced_task_nesting") or 0,
+        stamped_headers=options.get("stamped_headers"),
+        stamps=stamps_of(options),
     )
 
 
@@ -79,7 +100,7 @@ def execute(tracer: Tracer, request: Context, args: Any, kwargs: Any) -> Traced:
     return run_coroutine(lambda: tracer.run_async(request, args, kwargs))
 
 
-def run_coroutine(make: Callable[[], Coroutine[Any, Any, Traced]]) -> Traced:
+def run_coroutine(make: Callable[[], Coroutine[Any, Any, Value]]) -> Value:
     """Run a coroutine to its end, also where this thread already runs an event loop."""
     try:
         asyncio.get_running_loop()

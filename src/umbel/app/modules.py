@@ -23,7 +23,8 @@ class ModuleLoader:
 
     def discover(self, packages: Packages, related_name: str | None) -> None:
         """Import `<package>.<related_name>` of each package where it exists."""
-        self._discover.append((packages, related_name))
+        named = [packages] if isinstance(packages, str) else packages
+        self._discover.append((named, related_name))
 
     def load(self, app: Umbel) -> None:
         """Import what is not imported yet; errors inside the modules are the caller's to see."""
@@ -43,7 +44,7 @@ class ModuleLoader:
         if related is None:
             self._import(package)
             return
-        importlib.import_module(package)
+        found = importlib.import_module(package)
         name = f"{package}.{related}"
-        if importlib.util.find_spec(name) is not None:
+        if hasattr(found, "__path__") and importlib.util.find_spec(name) is not None:
             self._import(name)

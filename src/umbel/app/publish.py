@@ -21,7 +21,7 @@ from kombu.exceptions import OperationalError
 from umbel.app.routes import Destination
 from umbel.broker import batches
 from umbel.broker.batches import Parcel
-from umbel.broker.connections import masked
+from umbel.broker.connections import hang_up, masked
 
 if TYPE_CHECKING:
     from umbel.app.umbel import Umbel
@@ -50,26 +50,29 @@ class Link:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        # One round over the brokers of the list; patience is the retry policy's matter.
-        connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
-        self.channel = connection.default_channel
-        self.producer = Producer(self.channel, auto_declare=False)
-        self.declared: set[str] = set()
+        self.declared: set[tuple[str, str]] = set()
+        try:
+            # One round over the brokers of the list; patience is the retry policy's matter.
+            others = max(len(connection.alt) - 1, 0)
+            connection.ensure_connection(max_retries=others, interval_start=0, interval_step=0)
+            self.channel = connection.default_channel
+            self.producer = Producer(self.channel, auto_declare=False)
+        except BaseException:
+            self.close()
+            raise
 
     def declare(self, destination: Destination) -> None:
         """Make sure that what the message is sent to exists; asked once per link."""
-        queue, exchange = destination.queue, destination.declare
-        if queue is not None and queue.name not in self.declared:
-            queue(self.channel).declare()
-            self.declared.add(queue.name)
-        if exchange is not None and exchange.name not in self.declared:
-            exchange(self.channel).declare()
-            self.declared.add(exchange.name)
+        for kind, entity in (("queue", destination.queue), ("exchange", destination.declare)):
+            if entity is not None and (kind, entity.name) not in self.declared:
+                entity(self.channel).declare()
+                # What the broker deletes by itself may be gone the next time.
+                if entity.can_cache_declaration:
+                    self.declared.add((kind, entity.name))
 
     def close(self) -> None:
         """Close without caring whether the other side is still there."""
-        with contextlib.suppress(Exception):
-            self.connection.close()
+        hang_up(self.connection)
 
 
 class Publisher:
@@ -170,7 +173,8 @@ class Publisher:
             else:
                 return self._free.pop()
         try:
-            return Link(self._app.connection(self._app.write_url))
+            # Nobody beats for an idle link: the broker would take it for dead.
+            return Link(self._app.connection(self._app.write_url, heartbeat=0))
         except BaseException:
             self._lost()
             raise

@@ -18,14 +18,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kombu import Exchange, Queue
+from kombu.common import Broadcast
 
 from umbel.exceptions import ImproperlyConfigured, QueueNotFound
 
 if TYPE_CHECKING:
     from umbel.app.conf import Conf
 
-Route = Mapping[str, Any]
 RouteSource = Callable[..., Any]
+
+# The options that say where a message goes, as opposed to how.
+ADDRESS = ("queue", "exchange", "routing_key")
 
 
 class Destination(NamedTuple):
@@ -39,11 +42,17 @@ class Destination(NamedTuple):
 
 
 class Queues(dict[str, Queue]):
-    """The queues of one application; `consume_from` is the selection of a worker."""
+    """The queues of one application; `consume_from` is the selection of a worker.
+
+    A queue that was made because somebody sent to it belongs to others: a worker consumes only
+    what was declared or selected.
+    """
 
     def __init__(self, conf: Conf) -> None:
         super().__init__()
         self._conf = conf
+        self._aliases: dict[str, Queue] = {}
+        self._sent_to: set[str] = set()
         self.consume_from: dict[str, Queue] | None = None
         declared: Iterable[Any] = conf.task_queues or ()
         items = declared.items() if isinstance(declared, Mapping) else ((None, q) for q in declared)
@@ -72,33 +81,37 @@ class Queues(dict[str, Queue]):
 
     def add(self, queue: Queue) -> Queue:
         """Declare `queue` here, with the application-wide defaults filled in."""
-        conf = self._conf
-        if queue.exchange is None or not queue.exchange.name:
-            queue.exchange = Exchange(queue.name, type="direct", durable=True)
-        if not queue.routing_key:
-            queue.routing_key = queue.name
-        if conf.task_queue_max_priority is not None and queue.max_priority is None:
-            queue.max_priority = conf.task_queue_max_priority
-        self[queue.name] = queue
+        self._put(queue)
+        self._sent_to.discard(queue.name)
         if self.consume_from is not None:
             self.consume_from[queue.name] = queue
         return queue
 
+    def _put(self, queue: Queue) -> Queue:
+        if queue.exchange is None or not queue.exchange.name:
+            queue.exchange = Exchange(queue.name, type="direct", durable=True)
+        if not queue.routing_key:
+            queue.routing_key = queue.name
+        highest = self._conf.task_queue_max_priority
+        argued = "x-max-priority" in (queue.queue_arguments or {})
+        if highest is not None and queue.max_priority is None and not argued:
+            queue.max_priority = highest
+        if queue.alias:
+            self._aliases[queue.alias] = queue
+        self[queue.name] = queue
+        return queue
+
     def find(self, name: str) -> Queue:
         """The queue of that name; made when `task_create_missing_queues` allows it."""
-        queue = self.get(name)
+        queue = self.get(name) or self._aliases.get(name)
         if queue is None:
             if not self._conf.task_create_missing_queues:
                 raise QueueNotFound(
                     f"queue {name!r} is not in task_queues and task_create_missing_queues is off: "
                     f"declare it or choose one of {', '.join(sorted(self))}"
                 )
-            made = self.make(name)
-            selected, self.consume_from = self.consume_from, None
-            try:
-                queue = self.add(made)
-            finally:
-                self.consume_from = selected
+            self._sent_to.add(name)
+            queue = self._put(self.make(name))
         return queue
 
     def select(self, names: Iterable[str]) -> None:
@@ -108,13 +121,17 @@ class Queues(dict[str, Queue]):
     def deselect(self, names: Iterable[str]) -> None:
         """A worker consumes from all queues but these."""
         excluded = set(names)
-        chosen = self.consume_from if self.consume_from is not None else self
-        self.consume_from = {n: q for n, q in chosen.items() if n not in excluded}
+        self.consume_from = {
+            name: queue for name, queue in self.consumed.items()
+            if name not in excluded and queue.alias not in excluded
+        }  # fmt: skip
 
     @property
     def consumed(self) -> dict[str, Queue]:
         """What a worker consumes from."""
-        return dict(self) if self.consume_from is None else dict(self.consume_from)
+        if self.consume_from is not None:
+            return dict(self.consume_from)
+        return {name: queue for name, queue in self.copy().items() if name not in self._sent_to}
 
 
 def direct_queue(node: str) -> Queue:
@@ -129,12 +146,13 @@ def _as_queue(name: str | None, declared: Any) -> Queue:
         return Queue(declared)
     if isinstance(declared, Mapping):
         options = dict(declared)
-        exchange = options.pop("exchange", None)
         kind = options.pop("exchange_type", "direct")
         own = options.pop("name", None) or name
+        exchange = options.pop("exchange", None) or own
+        key = options.pop("binding_key", None)
         if isinstance(exchange, str):
             exchange = Exchange(exchange, type=kind, durable=True)
-        return Queue(own, exchange, **options)
+        return Queue(own, exchange, **{"routing_key": key, **options})
     raise ImproperlyConfigured(
         f"task_queues holds {declared!r}: give kombu.Queue objects, names, or dictionaries"
     )
@@ -146,16 +164,30 @@ class Router:
     def __init__(self, conf: Conf, queues: Queues) -> None:
         self._conf = conf
         self._queues = queues
-        self._sources = [_as_source(route) for route in _as_list(conf.task_routes)]
+        self._read: tuple[Any, list[RouteSource]] = (None, [])
+
+    def _sources(self) -> list[RouteSource]:
+        # Settings may change after the first message; what was read of them is kept as one pair.
+        routes, sources = self._read
+        if routes is not self._conf.task_routes:
+            routes = self._conf.task_routes
+            sources = [_as_source(route) for route in _as_list(routes)]
+            self._read = (routes, sources)
+        return sources
 
     def options_for(
         self, options: dict[str, Any], name: str, args: Any, kwargs: Any, task: Any
     ) -> dict[str, Any]:
-        """`options` with the first route that has an answer filled in underneath."""
-        for source in self._sources:
+        """`options` with the first route that has an answer filled in underneath.
+
+        Where the caller named the destination a route says only the rest: priority, serializer.
+        """
+        for source in self._sources():
             route = source(name, args, kwargs, options, task=task)
-            if route:
+            if route is not None:
                 found = {"queue": route} if isinstance(route, str) else dict(route)
+                if is_addressed(options):
+                    found = {key: value for key, value in found.items() if key not in ADDRESS}
                 return {**found, **{k: v for k, v in options.items() if v is not None}}
         return options
 
@@ -169,21 +201,41 @@ class Router:
         if isinstance(exchange, Exchange):
             key = routing_key if routing_key is not None else exchange.name
             return Destination(exchange.name, key, None, delivery_mode, exchange)
-        if queue is None and exchange is not None and routing_key is not None:
-            return Destination(exchange, routing_key, None, delivery_mode)
-        if queue is None and exchange:
-            kind = options.get("exchange_type") or "direct"
+        if not queue and exchange is not None and routing_key is not None:
+            return Destination(
+                exchange, routing_key, None, delivery_mode, self._known_exchange(exchange)
+            )
+        kind = options.get("exchange_type")
+        if not queue and exchange and kind and kind != "direct":
             declared = Exchange(exchange, type=kind, durable=True)
             return Destination(exchange, routing_key or exchange, None, delivery_mode, declared)
         if not isinstance(queue, Queue):
             queue = self._queues.find(queue or conf.task_default_queue)
         return _through_queue(queue, exchange, routing_key, delivery_mode)
 
+    def _known_exchange(self, name: str) -> Exchange | None:
+        # Publishing to an exchange that is not there makes RabbitMQ close the channel.
+        if not name:
+            return None
+        known = (queue.exchange for queue in self._queues.copy().values())
+        return next((exchange for exchange in known if exchange.name == name), None)
+
+
+def is_addressed(options: Mapping[str, Any]) -> bool:
+    """Whether the options say all about where the message goes."""
+    return options.get("queue") is not None or (
+        options.get("exchange") is not None and options.get("routing_key") is not None
+    )
+
 
 def _through_queue(queue: Queue, exchange: Any, key: str | None, mode: int) -> Destination:
+    if isinstance(queue, Broadcast):
+        # Each consumer has a queue of its own there; one made here would have no reader.
+        target = queue.exchange
+        return Destination(target.name, key or queue.routing_key or "", None, mode, target)
     if exchange is not None and key is not None:
         return Destination(exchange, key, queue, mode)
-    if queue.exchange.type == "direct" and key in (None, queue.routing_key, queue.name):
+    if queue.exchange.type == "direct":
         return Destination("", queue.name, queue, mode)
     return Destination(exchange or queue.exchange.name, key or queue.routing_key, queue, mode)
 
@@ -208,7 +260,7 @@ def _as_source(route: Any) -> RouteSource:
     if isinstance(route, str):
         return _as_source(_load(route))
     if hasattr(route, "route_for_task"):
-        method = route.route_for_task
+        method = (route() if isinstance(route, type) else route).route_for_task
         return lambda name, args, kwargs, options, task=None: method(name, args, kwargs)
     if callable(route):
         return route

@@ -226,6 +226,47 @@ RESULTS = (
         "fetch late, and the backend fills with what nobody fetches.",
     ),
     Setting(
+        "result_failure_expires",
+        optional(WHOLE_SECONDS),
+        None,
+        "Seconds that a FAILURE is kept instead of result_expires: more time to look into it, for "
+        "more memory after a bad day.",
+    ),
+    Setting(
+        "redis_max_connections",
+        optional(integer(1)),
+        None,
+        "Most connections of one process to the Redis result backend; too few make threads fail "
+        "under load, no limit lets a burst open many.",
+    ),
+    Setting(
+        "redis_socket_timeout",
+        optional(seconds()),
+        120.0,
+        "Seconds to wait for an answer of the Redis result backend; less finds a dead server "
+        "sooner, and takes a slow one for dead.",
+    ),
+    Setting(
+        "redis_socket_connect_timeout",
+        optional(seconds()),
+        None,
+        "Seconds to wait for a connection to the Redis result backend (None: 5).",
+    ),
+    Setting(
+        "redis_backend_health_check_interval",
+        optional(seconds()),
+        None,
+        "A connection to the result backend that was idle so long is checked before use: no stale "
+        "one, for a round trip each time.",
+    ),
+    Setting(
+        "redis_backend_use_ssl",
+        optional(SSL),
+        None,
+        "TLS to the Redis result backend, with a dictionary of options; rediss:// does the same "
+        "with the usual ones.",
+    ),
+    Setting(
         "result_extended",
         BOOL,
         False,
@@ -410,6 +451,21 @@ ROUTING = (
         "wait there if it is gone.",
     ),
     Setting(
+        "worker_disable_rate_limits",
+        BOOL,
+        False,
+        "Ignore every rate limit: a little faster, nothing is protected.",
+    ),
+    Setting(
+        "worker_parked_task_limit",
+        integer(0),
+        1_000,
+        "Most tasks that wait in a worker for a rate limit without taking the place of others; "
+        "more keeps other types flowing past a longer queue, for memory. Those beyond it go back "
+        "to their queue.",
+        differs="Umbel's own",
+    ),
+    Setting(
         "worker_detect_quorum_queues",
         BOOL,
         True,
@@ -475,13 +531,6 @@ TASKS = (
         "what cleaning up takes; at or above it, it never fires.",
     ),
     Setting(
-        "task_default_rate_limit",
-        optional(RATE),
-        None,
-        "Starts of each task type per worker ('10/s', '5/m', '1/h'): less protects what the tasks "
-        "call, and tasks wait.",
-    ),
-    Setting(
         "task_publish_retry",
         BOOL,
         True,
@@ -516,18 +565,18 @@ TASKS = (
         "Eager tasks store their results: they can be fetched by id, and the backend is needed.",
     ),
     Setting(
+        "task_default_rate_limit",
+        optional(RATE),
+        None,
+        "Starts of each task type per worker ('10/s', '5/m', '1/h'): less protects what the tasks "
+        "call, and tasks wait.",
+    ),
+    Setting(
         "task_annotations",
         optional(ANNOTATIONS),
         None,
         "Overrides attributes of tasks by name (or '*'): operations can set limits without "
         "touching code, where readers of the code do not see it.",
-    ),
-    Setting(
-        "task_remote_tracebacks",
-        BOOL,
-        False,
-        "An error fetched with a result carries the worker's traceback: easier to find, and the "
-        "caller sees the worker's paths.",
     ),
     Setting(
         "task_allow_error_cb_on_chord_header",
@@ -610,52 +659,11 @@ WORKER = (
         "less replaces a stuck one sooner.",
     ),
     Setting(
-        "worker_lost_wait",
-        seconds(),
-        10.0,
-        "Seconds to wait for the result of a process that died before its task is reported lost: "
-        "more catches late results, less reports sooner.",
-    ),
-    Setting(
-        "worker_cancel_long_running_tasks_on_connection_loss",
-        BOOL,
-        False,
-        "Cancel late-acknowledged tasks when the connection is lost: none runs twice at a time, "
-        "and the work done is thrown away.",
-    ),
-    Setting(
-        "worker_soft_shutdown_timeout",
-        seconds(),
-        0.0,
-        "Seconds that running tasks get in a cold shutdown: more lets them finish, less restarts "
-        "sooner. 0 is none.",
-    ),
-    Setting(
-        "worker_disable_rate_limits",
-        BOOL,
-        False,
-        "Ignore every rate limit: a little faster, nothing is protected.",
-    ),
-    Setting(
         "control_exchange",
         TEXT,
         "celery",
         "Control commands go through the exchange `<this>.pidbox`: another name keeps clusters "
         "that share a broker apart, and monitors must be told it too.",
-    ),
-    Setting(
-        "worker_timer_precision",
-        seconds(0.001),
-        1.0,
-        "Longest sleep of the timer of blocking loops, in seconds: less is more punctual, and "
-        "wakes an idle worker more often.",
-    ),
-    Setting(
-        "worker_enable_remote_control",
-        BOOL,
-        True,
-        "Answer inspect and control commands: off closes that door to whoever reaches the broker, "
-        "and monitors see nothing.",
     ),
 )
 

@@ -31,6 +31,9 @@ class SharedTask:
         return self._task()(*args, **kwargs)
 
     def __getattr__(self, attribute: str) -> Any:
+        if attribute == "name" or (attribute.startswith("__") and attribute.endswith("__")):
+            # Python's own questions, such as those of copy and pickle, are about the stand-in.
+            raise AttributeError(attribute)
         return getattr(self._task(), attribute)
 
     def __setattr__(self, attribute: str, value: Any) -> None:

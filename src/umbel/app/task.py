@@ -9,15 +9,14 @@ threads; what belongs to one execution is in `self.request`.
 from __future__ import annotations
 
 import inspect
-import sys
 import traceback
 from collections.abc import Mapping
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from umbel.app.context import Context, current_frame, current_request
-from umbel.exceptions import ImproperlyConfigured, MaxRetriesExceededError, Reject, Retry
+from umbel.exceptions import ImproperlyConfigured, MaxRetriesExceededError, Retry
 
 if TYPE_CHECKING:
     from umbel.app.canvas import Signature
@@ -117,18 +116,20 @@ class Task:
     @cached_property
     def is_async(self) -> bool:
         """Whether the body is an `async def`."""
-        return inspect.iscoroutinefunction(inspect.unwrap(self.run))
+        # A plain function around an `async def` may run it itself, so it is called as it is.
+        return inspect.iscoroutinefunction(self.run)
 
     @cached_property
-    def _parameters(self) -> inspect.Signature:
+    def parameters(self) -> inspect.Signature:
+        """What the body can be called with."""
         return inspect.signature(self.run)
 
     def check_arguments(self, args: Any, kwargs: Any) -> None:
         """Raise TypeError when the body can not be called with these arguments."""
         try:
-            self._parameters.bind(*args, **kwargs)
+            self.parameters.bind(*args, **kwargs)
         except TypeError as exc:
-            raise TypeError(f"{self.name}{self._parameters}: {exc}") from None
+            raise TypeError(f"{self.name}{self.parameters}: {exc}") from None
 
     # -- calling -----------------------------------------------------------------------
 
@@ -180,7 +181,7 @@ class Task:
             link=link, link_error=link_error, **options,
         )  # fmt: skip
 
-    def AsyncResult(self, task_id: str) -> AsyncResult:  # noqa: N802 - the name callers know
+    def AsyncResult(self, task_id: str) -> AsyncResult:
         """A handle on the result of an earlier call."""
         return self.app.AsyncResult(task_id)
 
@@ -238,49 +239,12 @@ class Task:
         message can not be sent, a late-acknowledged one goes back to its queue; an early one
         fails with the broker's error.
         """
-        request = self.request
-        if request.called_directly:
-            self._reraise(exc)
-        limit = self.max_retries if max_retries is None else max_retries
-        if not eta and countdown is None:
-            countdown = self.default_retry_delay
-        signature = self.signature_from_request(
-            request, args, kwargs, countdown=countdown, eta=eta, **options
-        )
-        cause = exc if exc is not None else sys.exc_info()[1]
-        if limit is not None and request.retries + 1 > limit:
-            if exc is not None:
-                raise exc
-            raise MaxRetriesExceededError(
-                f"Can't retry {self.name}[{request.id}] args:{request.args} "
-                f"kwargs:{request.kwargs}",
-                task_args=request.args,
-                task_kwargs=request.kwargs,
-            ) from cause
-        outcome = Retry(exc=cause, when=eta or countdown, is_eager=request.is_eager, sig=signature)
-        if not request.is_eager:
-            self._resend(signature)
-        if throw:
-            raise outcome
-        return outcome
+        from umbel.app.retrying import retry
 
-    def _resend(self, signature: Signature) -> None:
-        from kombu.exceptions import OperationalError
-
-        try:
-            signature.apply_async(add_to_parent=False)
-        except OperationalError as failure:
-            if self.option("acks_late", "task_acks_late"):
-                raise Reject(failure, requeue=True) from failure
-            raise
-
-    def _reraise(self, exc: BaseException | None) -> NoReturn:
-        if exc is not None:
-            raise exc
-        current = sys.exc_info()[1]
-        if current is not None:
-            raise current
-        raise Retry("Task can be retried", None)
+        return retry(
+            self, args, kwargs, exc=exc, throw=throw, eta=eta, countdown=countdown,
+            max_retries=max_retries, **options,
+        )  # fmt: skip
 
     def signature_from_request(
         self,
@@ -289,36 +253,36 @@ class Task:
         kwargs: Any = None,
         **changes: Any,
     ) -> Signature:
-        """The signature that sends the current call once more."""
+        """The signature that sends the current call, with these changes, once more."""
+        from umbel.app.retrying import signature_again
+
         request = self.request if request is None else request
-        options = {**resend_options(request), **{k: v for k, v in changes.items() if v is not None}}
-        options["retries"] = request.retries + 1
-        return self.signature(
-            request.args if args is None else args,
-            request.kwargs if kwargs is None else kwargs,
-            **options,
-        )
+        return signature_again(self, request, args, kwargs, changes)
 
     def replace(self, sig: Any, visitor: Any = None) -> Any:
         """Let `sig` take the place of this task: its id, its callbacks, its chain and chord.
 
-        Does not return (it raises `Ignore`), except when the task runs inline: then it returns
-        the value of the replacement.
+        Does not return: it raises `Ignore`, which ends the task here. Run inline, the value of
+        the replacement is the value of the task.
         """
         from umbel.app.replacing import replace
 
         return replace(self, sig)
 
     def add_to_chord(self, sig: Any, lazy: bool = False) -> Any:
-        """Let `sig` join the chord that this task is a part of."""
+        """Let `sig` join the chord that this task is a part of; with `lazy`, send it yourself."""
         request = self.request
         if not request.chord or request.group is None:
             raise ValueError(f"{self.name} is not part of a chord: nothing can join it")
-        self.backend.add_to_chord(request.group, 1)
-        joined = sig.clone().set(
-            group_id=request.group, chord=request.chord, root_id=request.root_id
+        sig.set(
+            group_id=request.group,
+            group_index=request.group_index,
+            chord=request.chord,
+            root_id=request.root_id,
         )
-        return joined.freeze() if lazy else joined.delay()
+        sig.freeze()
+        self.backend.add_to_chord(request.group, 1)
+        return sig if lazy else sig.delay()
 
     def update_state(
         self, task_id: str | None = None, state: str | None = None, meta: Any = None, **_: Any
@@ -349,7 +313,7 @@ class Task:
     def after_return(
         self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any
     ) -> None:
-        """Runs last, whatever the outcome."""
+        """Runs last, after a success or a failure."""
 
     def __repr__(self) -> str:
         return f"<@task: {self.name} of {getattr(self.app, 'main', None)}>"
@@ -361,42 +325,10 @@ class Task:
 def _direct_frame(task: Task, args: Any, kwargs: Any, outer: Any) -> Any:
     from umbel.app.context import Frame
 
-    if outer is not None and outer.task is task and outer.request.id is not None:
+    overridden = type(task).__call__ is not Task.__call__
+    if overridden and outer is not None and outer.task is task and outer.request.id is not None:
         return outer  # super().__call__() from within an execution keeps its request
     return Frame(task, Context(args=args, kwargs=kwargs), outer)
-
-
-def resend_options(request: Context) -> dict[str, Any]:
-    """The calling options that make a message like the one being executed."""
-    hard, soft = request.timelimit or (None, None)
-    delivery = request.delivery_info or {}
-    options = {
-        "task_id": request.id,
-        "root_id": request.root_id,
-        "parent_id": request.parent_id or request.id,
-        "group_id": request.group,
-        "group_index": request.group_index,
-        "shadow": request.shadow,
-        "chord": request.chord,
-        "chain": request.chain,
-        "link": request.callbacks,
-        "link_error": request.errbacks,
-        "expires": request.expires,
-        "soft_time_limit": soft,
-        "time_limit": hard,
-        "headers": request.headers,
-        "retries": request.retries,
-        "reply_to": request.reply_to,
-        "ignore_result": request.ignore_result,
-        "replaced_task_nesting": request.replaced_task_nesting,
-        "stamped_headers": request.stamped_headers,
-        "stamps": request.stamps,
-        "origin": request.origin,
-        "exchange": delivery.get("exchange"),
-        "routing_key": delivery.get("routing_key"),
-        "priority": delivery.get("priority"),
-    }
-    return {key: value for key, value in options.items() if value is not None}
 
 
 class FailureInfo:

@@ -16,10 +16,12 @@ import logging
 import os
 import traceback
 from collections.abc import Callable
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from umbel.app import duties
 from umbel.app.context import Context, Frame, current_frame
+from umbel.app.replacing import ReplacedInline
 from umbel.app.task import FailureInfo, Task
 from umbel.exceptions import Ignore, Reject, Retry
 from umbel.wire.reprs import safe_repr
@@ -58,21 +60,24 @@ class Tracer:
         *,
         eager: bool = False,
         after_body: Callable[[], None] = _nothing,
+        ended_by: tuple[type[BaseException], ...] = (),
     ) -> None:
+        """`ended_by`: what a pool raises in an order that it has reported itself; not recorded."""
         self.task = task
         self.app = app
         self.hostname = hostname
         self.after_body = after_body
+        self.ended_by = ended_by
+        self.eager = eager
         self.run = task.run if type(task).__call__ is Task.__call__ else task.__call__
         self.stores = not eager or bool(app.conf.task_store_eager_result)
         self.track_started = bool(task.option("track_started", "task_track_started"))
         self.errors_always = bool(
             task.option("store_errors_even_if_ignored", "task_store_errors_even_if_ignored")
         )
-        kind = type(task)
-        self.before_start = _overridden(kind, "before_start")
-        self.on_success = _overridden(kind, "on_success")
-        self.after_return = _overridden(kind, "after_return")
+        self.before_start = _overridden(task, "before_start")
+        self.on_success = _overridden(task, "on_success")
+        self.after_return = _overridden(task, "after_return")
 
     def __call__(self, request: Context, args: Any, kwargs: Any) -> Traced:
         """Run a plain function."""
@@ -81,9 +86,15 @@ class Tracer:
             try:
                 self._begin(request, args, kwargs)
                 value = self.run(*args, **kwargs)
+                if type(value) is CoroutineType:
+                    value = _finished(value)  # a plain function around an `async def`
                 self.after_body()
+            except self.ended_by:
+                raise
             except BaseException as exc:
                 self.after_body()
+                if self._is_the_callers(exc):
+                    raise
                 return self._raised(request, args, kwargs, exc)
             return self._returned(request, args, kwargs, value)
         finally:
@@ -98,16 +109,24 @@ class Tracer:
                     await asyncio.to_thread(self._begin, request, args, kwargs)
                 value = await self.run(*args, **kwargs)
                 self.after_body()
-            except asyncio.CancelledError:
+            except self.ended_by:
                 raise
             except BaseException as exc:
+                if isinstance(exc, asyncio.CancelledError) and _is_cancelled_from_outside():
+                    raise
                 self.after_body()
+                if self._is_the_callers(exc):
+                    raise
                 return await asyncio.to_thread(self._raised, request, args, kwargs, exc)
             if self._is_idle(request):
                 return self._returned(request, args, kwargs, value)
             return await asyncio.to_thread(self._returned, request, args, kwargs, value)
         finally:
             current_frame.reset(token)
+
+    def _is_the_callers(self, exc: BaseException) -> bool:
+        # Ctrl-C and exit() in a task that runs inline are meant for the program around it.
+        return self.eager and isinstance(exc, (KeyboardInterrupt, SystemExit, GeneratorExit))
 
     # -- the parts ---------------------------------------------------------------------
 
@@ -134,25 +153,37 @@ class Tracer:
             self.task.before_start(_id(request), args, kwargs)
 
     def _returned(self, request: Context, args: Any, kwargs: Any, value: Any) -> Traced:
+        sent = False
         try:
             if request.callbacks or request.chain:
                 duties.on_success(self.app, self.task, request, value)
+            sent = True
             if self._keeps(request):
                 self.app.backend.store(_id(request), value, SUCCESS, request=request)
             if request.chord:
                 self.app.backend.chord_part(request, SUCCESS, value)
+        except Exception as exc:  # noqa: BLE001 - becomes the outcome
+            # The body ran; what follows it did not. The caller must not wait for ever.
+            return self.failed(request, args, kwargs, exc, chain_sent=sent)
+        if self.on_success or self.after_return:
+            self._succeeded(request, args, kwargs, value)
+        return Traced(SUCCESS, value, safe_repr(value, self.task.resultrepr_maxsize))
+
+    def _succeeded(self, request: Context, args: Any, kwargs: Any, value: Any) -> None:
+        # The outcome is recorded and the next tasks are on their way: a hook can not undo that.
+        try:
             if self.on_success:
                 self.task.on_success(value, _id(request), args, kwargs)
             if self.after_return:
                 self.task.after_return(SUCCESS, value, _id(request), args, kwargs, None)
-        except (Ignore, Reject, Retry) as outcome:
-            return self._raised(request, args, kwargs, outcome)
-        except Exception as exc:
-            # The body ran; what follows it did not. The caller must not wait for ever.
-            return self._failed(request, args, kwargs, exc)
-        return Traced(SUCCESS, value, safe_repr(value, self.task.resultrepr_maxsize))
+        except Exception:
+            if self.eager:
+                raise
+            logger.exception("task %s[%s]: a hook failed", self.task.name, request.id)
 
     def _raised(self, request: Context, args: Any, kwargs: Any, exc: BaseException) -> Traced:
+        if isinstance(exc, ReplacedInline):
+            return self._returned(request, args, kwargs, exc.value)
         if isinstance(exc, Ignore):
             return self._finish(request, args, kwargs, Traced(IGNORED, exc, ""))
         if isinstance(exc, Reject):
@@ -162,7 +193,7 @@ class Tracer:
             )
         if isinstance(exc, Retry):
             return self._retried(request, args, kwargs, exc)
-        return self._failed(request, args, kwargs, exc)
+        return self.failed(request, args, kwargs, exc)
 
     def _retried(self, request: Context, args: Any, kwargs: Any, outcome: Retry) -> Traced:
         cause = outcome.exc if outcome.exc is not None else outcome
@@ -176,7 +207,16 @@ class Tracer:
             logger.exception("task %s[%s]: its retry was not recorded", self.task.name, request.id)
         return self._finish(request, args, kwargs, traced)
 
-    def _failed(self, request: Context, args: Any, kwargs: Any, exc: BaseException) -> Traced:
+    def failed(
+        self,
+        request: Context,
+        args: Any,
+        kwargs: Any,
+        exc: BaseException,
+        *,
+        chain_sent: bool = False,
+    ) -> Traced:
+        """Record a failure, and whatever follows from it; steps that were sent go on."""
         text = _format(exc)
         traced = Traced(FAILURE, exc, safe_repr(exc), text)
         task_id = _id(request)
@@ -185,7 +225,9 @@ class Tracer:
                 self.app.backend.store(task_id, exc, FAILURE, traceback=text, request=request)
             if request.chord:
                 self.app.backend.chord_part(request, FAILURE, exc)
-            if request.chain or request.errbacks:
+            if chain_sent and request.errbacks:
+                duties.call_errbacks(self.app, request, exc, text)
+            elif not chain_sent and (request.chain or request.errbacks):
                 duties.on_failure(self.app, self.task, request, exc, text)
             self.task.on_failure(exc, task_id, args, kwargs, FailureInfo(exc, text))
         except Exception:
@@ -195,7 +237,7 @@ class Tracer:
         return self._finish(request, args, kwargs, traced)
 
     def _finish(self, request: Context, args: Any, kwargs: Any, traced: Traced) -> Traced:
-        if self.after_return and traced.state in (FAILURE, RETRY):
+        if self.after_return and traced.state == FAILURE:
             try:
                 info = FailureInfo(traced.value, traced.traceback)
                 self.task.after_return(traced.state, traced.value, _id(request), args, kwargs, info)
@@ -226,8 +268,24 @@ def fail(
         task.on_failure(exc, _id(request), request.args, request.kwargs, FailureInfo(exc, text))
 
 
-def _overridden(kind: type[Task], method: str) -> bool:
-    return getattr(kind, method) is not getattr(Task, method)
+def _is_cancelled_from_outside() -> bool:
+    # A body may also end in a cancellation of its own making, which is a failure of it.
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _overridden(task: Task, method: str) -> bool:
+    # By its class, or on the instance by an annotation.
+    return getattr(getattr(task, method), "__func__", None) is not getattr(Task, method)
+
+
+def _finished(coroutine: Any) -> Any:
+    from umbel.app.eager import run_coroutine
+
+    async def finish() -> Any:
+        return await coroutine
+
+    return run_coroutine(finish)
 
 
 def _id(request: Context) -> str:
@@ -238,6 +296,6 @@ def _id(request: Context) -> str:
 def _format(exc: BaseException) -> str:
     try:
         return "".join(traceback.format_exception(exc))
-    except Exception:
+    except Exception:  # noqa: BLE001 - the text of an error is not worth another one
         # An exception class of the user's may fail to show itself.
         return f"{type(exc).__name__} (its traceback can not be shown)\n"

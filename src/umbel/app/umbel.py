@@ -10,7 +10,7 @@ import os
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -21,7 +21,7 @@ from tzlocal import get_localzone
 
 from umbel.app import calls, current
 from umbel.app.conf import Conf
-from umbel.app.declaring import make_task, register
+from umbel.app.declaring import adopt, make_task, register
 from umbel.app.modules import ModuleLoader
 from umbel.app.publish import Publisher
 from umbel.app.registry import TaskRegistry
@@ -70,8 +70,9 @@ class Umbel:
         self.conf.update({**{k: v for k, v in explicit.items() if v is not None}, **settings})
         self._register_builtins()
         _watch_forks(self)
+        current.announce(self)
         if set_as_current:
-            current.announce(self)
+            current.set_current(self)
 
     def _register_builtins(self) -> None:
         from umbel.app.builtins import register_builtins
@@ -140,10 +141,7 @@ class Umbel:
 
     def register_task(self, task: Task | type[Task]) -> Task:
         """Register an instance (or class) of a hand-written subclass of `Task`."""
-        instance = task() if isinstance(task, type) else task
-        instance.app = self
-        instance.name = instance.name or self.task_name(type(instance))
-        return register(self, instance)
+        return adopt(self, task() if isinstance(task, type) else task)
 
     def task_name(self, fun: Any) -> str:
         """The name of a task that was not given one: module and function."""
@@ -186,36 +184,28 @@ class Umbel:
             add_to_caller(result)
         return result
 
-    def send_many(self, signatures: Iterable[Signature]) -> list[AsyncResult]:
-        """Send many calls in one go, in order; composite ones go out one by one.
+    def send_many(self, signatures: Iterable[Signature | dict[str, Any]]) -> list[Any]:
+        """Send many calls in one go, in order, compositions included.
 
-        All plain messages are encoded before the first goes out, so that a bad argument sends
-        nothing of its batch.
+        All messages are encoded before the first goes out, so that a bad argument sends nothing.
         """
-        results: list[Any] = []
-        batch: list[calls.Call] = []
-        for signature in signatures:
-            if signature.get("subtask_type"):
-                self._send_batch(batch)
-                batch = []
-                results.append(signature.apply_async())
-                continue
-            task = self.tasks.get(signature["task"])
-            options = dict(signature.get("options") or {})
-            if task is not None and task.typing:
-                task.check_arguments(signature["args"] or (), signature["kwargs"] or {})
-            call = calls.prepare(
-                self, signature["task"], signature["args"], signature["kwargs"], options, task
-            )
-            batch.append(call)
-            result = self.AsyncResult(call.id)
-            if options.get("add_to_parent", True):
-                add_to_caller(result)
-            results.append(result)
-        self._send_batch(batch)
-        return results
+        from umbel.app.canvas import chunks, signature
+        from umbel.app.canvas.plan import Plan
 
-    def _send_batch(self, batch: list[calls.Call]) -> None:
+        chosen = [signature(one, app=self) for one in signatures]
+        chosen = [one.group() if isinstance(one, chunks) else one for one in chosen]
+        if self.conf.task_always_eager:
+            return [one.apply_async() for one in chosen]
+        plan = Plan(self)
+        planned = [one.clone().plan(plan, (), {}, {}) for one in chosen]
+        plan.carry_out()
+        for one, (_, first) in zip(chosen, planned, strict=True):
+            if one.options.get("add_to_parent", True):
+                add_to_caller(first)
+        return [result for result, _ in planned]
+
+    def publish_many(self, batch: Sequence[calls.Call]) -> None:
+        """Publish what `calls.prepare` made, in as few round trips as the broker allows."""
         if not batch:
             return
         kept = [call.id for call in batch if not call.ignore_result]
@@ -231,7 +221,7 @@ class Umbel:
         kwargs["app"] = self
         return signature(*args, **kwargs)
 
-    def AsyncResult(self, id: str, **options: Any) -> AsyncResult:  # noqa: A002, N802
+    def AsyncResult(self, id: str, **options: Any) -> AsyncResult:  # noqa: A002
         """A handle on the result of the task `id`."""
         from umbel.app.results import AsyncResult
 
@@ -307,12 +297,12 @@ class Umbel:
         """Where replies to this process go."""
         return self.backend.reply_to or self.oid
 
-    def connection(self, url: Any = None) -> Connection:
-        """A new, unopened connection to the broker."""
+    def connection(self, url: Any = None, *, heartbeat: float | None = None) -> Connection:
+        """A new, unopened connection to the broker; `heartbeat` replaces the setting."""
         conf = self.conf
         options: dict[str, Any] = {
             "connect_timeout": conf.broker_connection_timeout,
-            "heartbeat": conf.broker_heartbeat,
+            "heartbeat": conf.broker_heartbeat if heartbeat is None else heartbeat,
             "login_method": conf.broker_login_method,
             "failover_strategy": conf.broker_failover_strategy,
         }

@@ -31,7 +31,7 @@ def publish(producer: Producer, parcels: Sequence[Parcel], chunk: int = 500) -> 
     """Publish all `parcels` in order."""
     channel = producer.channel
     plain = all(parcel.exchange == "" for parcel in parcels)
-    if plain and channel.connection.driver_type == "redis" and hasattr(channel, "_q_for_pri"):
+    if plain and getattr(channel.connection, "driver_type", None) == "redis":
         for start in range(0, len(parcels), chunk):
             _push(channel, parcels[start : start + chunk])
         return

@@ -7,6 +7,7 @@ and refuses an address that no transport can serve before anything is started.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from umbel.exceptions import ImproperlyConfigured
 from umbel.wire.masking import masked_url
 
 # In-process and file transports look for messages at this interval when a queue is empty.
-POLLING_INTERVAL_S = 0.02
+POLLING_INTERVAL_S = 0.05
 # One lease per directory, kept while the process lives.
 _leases: dict[Path, embedded.Lease] = {}
 _POLLING_TRANSPORTS = frozenset({"memory", "filesystem"})
@@ -115,6 +116,25 @@ def connect(
         chosen.setdefault("polling_interval", POLLING_INTERVAL_S)
     target: Any = resolved if len(resolved) > 1 else resolved[0]
     return Connection(target, transport_options=chosen, **options)
+
+
+def hang_up(connection: Connection, *, lost: bool = False) -> None:
+    """Close a connection without caring whether the other side is still there.
+
+    A lost one is not said good-bye to, which could wait for an answer for ever; its socket is
+    closed all the same, also where the broker ended the conversation.
+    """
+    established = getattr(connection, "_connection", None)
+    if not lost:
+        with contextlib.suppress(Exception):
+            connection.close()
+    collect = getattr(established, "collect", None)
+    if collect is not None:
+        with contextlib.suppress(Exception):
+            collect()
+    if lost:
+        with contextlib.suppress(Exception):
+            connection.collect()
 
 
 def driver(connection: Connection) -> str:

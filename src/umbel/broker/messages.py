@@ -3,11 +3,18 @@
 kombu inflates a compressed body while it builds its message object, without a bound: a small
 message could fill the memory. The classes here put the header aside while that happens, so that
 `wire.compression` can inflate the body later, with a cap.
+
+In transports without a server that checks, anything may be in a queue. What can not be made a
+message is `Unreadable`; kombu itself would raise errors that it also uses for lost connections.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+
+class Unreadable(ValueError):
+    """What was in the queue is no message: it has no tag by which it could be settled."""
 
 
 def leave_compressed(channel: Any) -> None:
@@ -20,11 +27,35 @@ def leave_compressed(channel: Any) -> None:
         def __init__(self, payload: Any, channel: Any = None, **fields: Any) -> None:
             headers = _headers(payload)
             method = headers.pop("compression", None) if headers else None
-            super().__init__(payload, channel=channel, **fields)
+            try:
+                super().__init__(payload, channel=channel, **fields)
+                _check_tag(self)
+            except Exception as exc:
+                raise Unreadable(f"{type(exc).__name__}: {exc}") from exc
             if method is not None:
                 headers["compression"] = method
 
+        def serializable(self) -> Any:
+            """As it goes back to a queue: the body is still compressed, so the header stays."""
+            message = super().serializable()
+            message["headers"] = dict(self.headers)
+            return message
+
     channel.Message = CompressedMessage
+
+
+def put_back(message: Any) -> None:
+    """Give a message that was not begun back to its queue, as the next one to be delivered.
+
+    That is where brokers with a server put what is rejected; in a Redis list a rejected message
+    goes behind all others. Of several, put back the newest first.
+    """
+    restore = getattr(getattr(message.channel, "qos", None), "restore_by_tag", None)
+    if restore is None:
+        message.reject(requeue=True)
+    else:
+        restore(message.delivery_tag)
+        message.reject(requeue=False)
 
 
 def _headers(payload: Any) -> Any:
@@ -33,3 +64,11 @@ def _headers(payload: Any) -> Any:
     else:
         headers = (getattr(payload, "properties", None) or {}).get("application_headers")
     return headers if isinstance(headers, dict) else None
+
+
+def _check_tag(message: Any) -> None:
+    tag, info = message.delivery_tag, message.delivery_info
+    if isinstance(tag, bool) or not isinstance(tag, (str, int)):
+        raise TypeError(f"delivery tag {tag!r:.100} is not text or a number")
+    if not isinstance(info, dict) or not {"exchange", "routing_key"} <= info.keys():
+        raise TypeError("exchange and routing key are missing from its delivery info")

@@ -91,7 +91,7 @@ def call(
     kwargs = _keywords(kwargs_json)
     if timeout is not None and not wait:
         raise CommandFailed("--timeout has a meaning with --wait only: add --wait")
-    app = invocation.app()
+    app = invocation.app(one_shot=True)
     apps.load_modules(app)
     if wait and app.result_url.startswith("disabled://"):
         raise CommandFailed("--wait needs a result backend: configure one, or use --result-backend")

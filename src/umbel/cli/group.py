@@ -30,6 +30,9 @@ VERBS = {
     "report": ("umbel.cli.report:report", "Show versions and settings, for a bug report."),
 }
 
+_SILENCE = logging.NullHandler()
+ONE_SHOT_RETRIES = {"max_retries": 2}
+
 EPILOG = """\b
 Exit codes:
   0    fine; also a worker that was asked to stop and let its tasks end
@@ -51,15 +54,25 @@ class Invocation:
     quiet: bool = False
     color: bool | None = None
 
-    def app(self) -> Umbel:
-        """The application that is meant, with the options applied to its settings."""
+    def app(self, *, one_shot: bool = False) -> Umbel:
+        """The application that is meant, with the options applied to its settings.
+
+        A one-shot command does not outwait a result backend that is down, as a worker does.
+        """
+        from umbel.broker.connections import check
         from umbel.cli import apps
 
         if self.app_name is None:
             raise errors.CommandFailed(
                 "no application: name its module with -A, as in 'umbel -A shop worker'"
             )
-        return self.configure(apps.find_app(self.app_name))
+        app = self.configure(apps.find_app(self.app_name))
+        if one_shot and "result_backend_transport_options" not in app.conf.changed():
+            app.conf.result_backend_transport_options = {"retry_policy": ONE_SHOT_RETRIES}
+        check(app.read_url)
+        check(app.write_url)
+        assert app.backend is not None  # made here, so that a wrong address is refused at once
+        return app
 
     def app_or_default(self) -> Umbel:
         """The application of -A, or one that knows the environment only."""
@@ -71,7 +84,6 @@ class Invocation:
 
     def configure(self, app: Umbel) -> Umbel:
         """Put the options of the command line over the settings."""
-        from umbel.broker.connections import check
         from umbel.cli import apps
 
         if self.config is not None:
@@ -82,8 +94,6 @@ class Invocation:
         if chosen:
             app.close()
             app.conf.update(chosen)
-        check(app.read_url)
-        check(app.write_url)
         return app
 
 
@@ -165,7 +175,7 @@ def cli(
         _change_directory(workdir)
     ctx.color = False if no_color or os.environ.get("NO_COLOR") else None
     # A worker sets up its log itself; every other verb says all there is to say in its own words.
-    logging.getLogger("umbel").addHandler(logging.NullHandler())
+    logging.getLogger("umbel").addHandler(_SILENCE)
     ctx.obj = Invocation(app_name, broker, backend, config, quiet, ctx.color)
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

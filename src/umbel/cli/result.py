@@ -35,7 +35,7 @@ def result(
     """
     if timeout is not None and not wait:
         raise CommandFailed("--timeout has a meaning with --wait only: add --wait")
-    app = invocation.app()
+    app = invocation.app(one_shot=True)
     if app.result_url.startswith("disabled://"):
         raise CommandFailed(
             f"application {app.main!r} keeps no results: configure result_backend, or use "

@@ -195,7 +195,7 @@ def _start_health(process: Worker, options: WorkerOptions, stack: contextlib.Exi
         server = health.HealthServer(process, options.health_port)
         server.start()
         stack.callback(server.stop)
-        logger.info("health: http://%s:%d/live and /ready", health.ADDRESS, server.port)
+        logger.info("health checks at http://%s:%d", health.ADDRESS, server.port)
     if options.health_file is not None:
         file = health.HealthFile(process, options.health_file)
         file.start()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import random
+import time
 from typing import TYPE_CHECKING, Any
 
 from kombu import Connection
@@ -20,6 +21,7 @@ from umbel.worker.errors import BrokerUnreachable, ConnectionFailed
 from umbel.worker.steps import CONSUMER_STEPS
 
 if TYPE_CHECKING:
+    from umbel.broker.taking import Taker
     from umbel.worker.worker import Worker
 
 logger = logging.getLogger("umbel.consumer")
@@ -33,6 +35,7 @@ class Consumer:
     connection: Connection | None = None
     channel: Any = None
     tasks: KombuConsumer | None = None
+    taker: Taker | None = None
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
@@ -83,10 +86,11 @@ class Consumer:
         limit = conf.broker_connection_max_retries
         attempt = 0
         while not worker.stop_wanted.is_set():
+            worker.last_turn = time.monotonic()  # who waits for a broker is alive
             connection = self.app.connection()
             try:
                 connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
-            except Exception as exc:
+            except Exception as exc:  # noqa: BLE001 - every transport has its own errors
                 connection.close()
                 attempt += 1
                 self._refused(exc, attempt, retry, limit)
@@ -102,7 +106,7 @@ class Consumer:
                 f"cannot connect to {self.url}: {_plain(exc)} (tried {attempt} times)"
             ) from None
         ceiling_s = min(RETRY_MIN_S * 2 ** min(attempt - 1, 10), RETRY_MAX_S)
-        delay_s = random.uniform(ceiling_s / 2, ceiling_s)
+        delay_s = random.uniform(ceiling_s / 2, ceiling_s)  # noqa: S311 - no secret
         logger.error(
             "cannot connect to %s: %s; trying again in %.1f s", self.url, _plain(exc), delay_s
         )

@@ -1,7 +1,7 @@
-"""How other threads and signal handlers reach the consumer's loop.
+"""How other threads reach the consumer's loop.
 
 `post` appends a callable and wakes the loop; the loop runs what was posted in the order in
-which it came. Posting is safe from any thread and from a signal handler: a deque append and a
+which it came. Posting is safe from any thread: a deque append and a
 one-byte write, no lock.
 """
 
@@ -56,6 +56,9 @@ class Inbox:
 
     def close(self) -> None:
         """No more wake-ups."""
-        for descriptor in (self._read, self._write):
+        descriptors = self._read, self._write
+        # Not the old numbers, which somebody else may get.
+        self._read = self._write = -1
+        for descriptor in descriptors:
             with contextlib.suppress(OSError):
                 os.close(descriptor)

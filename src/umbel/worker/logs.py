@@ -222,13 +222,14 @@ class JSONFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The record as JSON, exception included, without secrets."""
         moment = datetime.fromtimestamp(record.created, self._zone or UTC)
+        task_id, task_name = _subject(record)
         line: dict[str, Any] = {
             "timestamp": moment.isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
             "message": mask_secrets(record.getMessage()),
-            "task_id": getattr(record, "task_id", None),
-            "task_name": getattr(record, "task_name", None),
+            "task_id": task_id,
+            "task_name": task_name,
             "process": record.process,
         }
         if record.exc_info and record.exc_info[1] is not None:
@@ -245,11 +246,23 @@ class JSONFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=repr)
 
 
+def _subject(record: logging.LogRecord) -> tuple[Any, Any]:
+    """The task that a line is about: it was logged inside it, or by the worker about it."""
+    task_id, task_name = getattr(record, "task_id", None), getattr(record, "task_name", None)
+    about = record.name.startswith("umbel.") and str(record.msg).startswith("Task %s[%s]")
+    if task_id is None and about and isinstance(record.args, tuple) and len(record.args) >= 2:
+        task_name, task_id = record.args[:2]
+    return task_id, task_name
+
+
 def _text_of(exc: BaseException) -> str:
     try:
         return str(exc)
     except Exception:  # noqa: BLE001 - a hostile __str__ is the task's, not ours
         return f"<{type(exc).__name__}: str failed>"
+
+
+_handling = threading.local()  # `busy` while a thread is inside the handling of a record
 
 
 class LogStream:
@@ -272,7 +285,7 @@ class LogStream:
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         local = self._local
-        if getattr(local, "busy", False):
+        if getattr(_handling, "busy", False):
             return self._stream.write(text)
         owner = _owner()
         if getattr(local, "owner", owner) != owner:
@@ -293,7 +306,7 @@ class LogStream:
 
     def flush(self) -> None:
         """Log the line that has no end yet."""
-        if getattr(self._local, "busy", False):
+        if getattr(_handling, "busy", False):
             self._stream.flush()
         else:
             self._emit_partial()
@@ -316,12 +329,12 @@ class LogStream:
         line = line.rstrip()
         if not line:
             return
-        self._local.busy = True
+        _handling.busy = True
         try:
             extra = {"task_id": owner[0], "task_name": owner[1]}
             self._logger.log(self._level, "%s", line, extra=extra)
         finally:
-            self._local.busy = False
+            _handling.busy = False
 
 
 def _owner() -> tuple[str | None, str | None]:

@@ -58,12 +58,13 @@ def asynloop(consumer: Consumer) -> None:
             if len(worker.timer):
                 _fire_timers(worker.timer)
             try:
+                _take(consumer)
                 next(loop)
             except StopIteration:
                 loop = hub.create_loop()
             except errors:
                 raise
-            except Exception as exc:
+            except Exception as exc:  # noqa: BLE001 - the barrier of the loop
                 _dropped(exc)
                 loop = hub.create_loop()
     finally:
@@ -92,15 +93,20 @@ def synloop(consumer: Consumer) -> None:
             TasksStep.apply_prefetch(consumer)
         turn_s = BUSY_TURN_S if worker.busy or len(worker.inbox) else IDLE_TURN_S
         try:
-            drain(timeout=min(turn_s, wait_s))
+            drain(timeout=0 if _take(consumer) else min(turn_s, wait_s))
             for _ in range(BURST):
                 drain(timeout=0)
         except TimeoutError:
             pass
         except errors:
             raise
-        except Exception as exc:
+        except Exception as exc:  # noqa: BLE001 - the barrier of the loop
             _dropped(exc)
+
+
+def _take(consumer: Consumer) -> int:
+    taker = consumer.taker
+    return 0 if taker is None or consumer.worker.stop_wanted.is_set() else taker.fill()
 
 
 def _check(consumer: Consumer) -> None:
@@ -114,6 +120,8 @@ def _drain(consumer: Consumer) -> bool:
     worker.ready_now = False
     if worker.cold:
         logger.warning("cold shutdown: running tasks are stopped")
+        # Before their messages go back, where another worker may begin them.
+        worker.pool.terminate()
         return True
     running = len(worker.tally.active)
     logger.warning("warm shutdown: %d running tasks may end", running)

@@ -28,7 +28,8 @@ class Order(msgspec.Struct, array_like=True):
     """One message to execute.
 
     `headers` are the caller's own where `header` holds the protocol's, else all of them.
-    `decoded` is set when the body had to be decoded on receipt (protocol 1).
+    `decoded` is set when the body had to be decoded on receipt (protocol 1), and not carried to
+    another process: dates, decimals and ids would arrive there as text.
     """
 
     id: str
@@ -71,6 +72,11 @@ def encode_order(order: Order) -> bytes:
         return _encoder.encode(_wrapped(msgspec.to_builtins(order, builtin_types=(bytes,))))
     except (TypeError, ValueError, OverflowError, RecursionError) as exc:
         raise _refused(order, exc) from exc
+
+
+def portable(order: Order) -> Order:
+    """The order as another process gets it: what was decoded here is decoded there again."""
+    return order if order.decoded is None else msgspec.structs.replace(order, decoded=None)
 
 
 def decode_order(data: bytes | memoryview) -> Order:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import logging
 import signal
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from umbel.app.trace import fail
+from umbel.broker.messages import put_back
 from umbel.exceptions import (
     TaskRevokedError,
     TimeLimitExceeded,
@@ -87,30 +89,31 @@ class Request:
 
     def ack(self) -> None:
         """The message is done with."""
-        self._settle("ack", False)
+        self._settle("ack", self.message.ack)
 
     def reject(self, requeue: bool) -> None:
         """The message goes back to the queue, or to where dead messages go."""
-        self._settle("reject", requeue)
+        self._settle("reject", partial(self.message.reject, requeue=requeue))
 
-    def _settle(self, how: str, requeue: bool) -> None:
+    def give_back(self) -> None:
+        """The message, of which nothing was run, goes back to its place in the queue."""
+        self._settle("return", partial(put_back, self.message))
+
+    def _settle(self, how: str, call: Callable[[], None]) -> None:
         if self.settled:
             return
         self.settled = True
         if self.void:
             return
         try:
-            if how == "ack":
-                self.message.ack()
-            else:
-                self.message.reject(requeue=requeue)
+            call()
         except self.worker.connection_errors as exc:
             self.void = True
             logger.warning(
                 "%s of %s[%s] did not reach the broker, which will deliver it again: %s",
                 how, self.name, self.id, exc,
             )  # fmt: skip
-            self.worker.connection_failed(exc)
+            self.worker.connection_failed(exc, self.message)
 
     def settle_failure(self) -> None:
         """A failed task: early ones were acknowledged before, late ones as the options say."""

@@ -7,15 +7,18 @@ into an `Outcome`. It raises nothing of its own.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
 from umbel.app.context import Context
-from umbel.app.eager import run_coroutine
-from umbel.app.trace import Traced, Tracer
-from umbel.wire.limits import Refusal
+from umbel.app.trace import Traced, Tracer, fail
+from umbel.wire.compression import decompress
+from umbel.wire.content import as_bytes, decode
+from umbel.wire.limits import Limits, Refusal
 from umbel.wire.tasks import (
     TaskBody,
     TaskHeader,
@@ -25,11 +28,21 @@ from umbel.wire.tasks import (
     read_v1,
     user_headers,
 )
+from umbel.worker.coroutines import drive
 from umbel.worker.orders import Order, Outcome
-from umbel.worker.pools.base import disarm_soft_limit, failure_of
+from umbel.worker.pools.base import OrderEnded, disarm_soft_limit, failure_of
 
 if TYPE_CHECKING:
     from umbel.app.umbel import Umbel
+
+try:
+    from greenlet import GreenletExit
+except ModuleNotFoundError:
+    _GREENLET_EXIT: tuple[type[BaseException], ...] = ()
+else:
+    _GREENLET_EXIT = (GreenletExit,)
+
+logger = logging.getLogger("umbel.task")
 
 UNDECODABLE = "UNDECODABLE"
 
@@ -52,12 +65,15 @@ class Runner:
             request, body = self.open(order)
         except Refusal as refusal:
             return _refused(refusal)
-        except Exception as exc:
-            return failure_of(exc, time.monotonic() - started)
-        if tracer.task.is_async:
-            traced = run_coroutine(lambda: tracer.run_async(request, body.args, body.kwargs))
-        else:
-            traced = tracer(request, body.args, body.kwargs)
+        except Exception as exc:  # noqa: BLE001 - becomes the outcome
+            return self._unopened(order, exc, started)
+        try:
+            if tracer.task.is_async:
+                traced = drive(lambda: tracer.run_async(request, body.args, body.kwargs))
+            else:
+                traced = tracer(request, body.args, body.kwargs)
+        except Exception as exc:  # noqa: BLE001 - a limit that struck next to the body
+            traced = tracer.failed(request, body.args, body.kwargs, exc)
         return _outcome(traced, time.monotonic() - started)
 
     async def run_async(self, order: Order) -> Outcome:
@@ -68,8 +84,8 @@ class Runner:
             request, body = self.open(order)
         except Refusal as refusal:
             return _refused(refusal)
-        except Exception as exc:
-            return failure_of(exc, time.monotonic() - started)
+        except Exception as exc:  # noqa: BLE001 - becomes the outcome
+            return await asyncio.to_thread(self._unopened, order, exc, started)
         traced = await tracer.run_async(request, body.args, body.kwargs)
         return _outcome(traced, time.monotonic() - started)
 
@@ -82,9 +98,23 @@ class Runner:
         tracer = self._tracers.get(name)
         if tracer is None:
             task = self.app.tasks[name]
-            tracer = Tracer(task, self.app, self.hostname, after_body=disarm_soft_limit)
-            self._tracers[name] = tracer
+            tracer = self._tracers[name] = Tracer(
+                task,
+                self.app,
+                self.hostname,
+                after_body=disarm_soft_limit,
+                ended_by=(OrderEnded, *_GREENLET_EXIT),
+            )
         return tracer
+
+    def _unopened(self, order: Order, exc: Exception, started: float) -> Outcome:
+        """Not foreseen: the caller is told all the same."""
+        try:
+            header = order.header or TaskHeader(task=order.task, id=order.id)
+            fail(self.app, None, context_for(order, header, TaskBody([], {})), exc)
+        except Exception:
+            logger.exception("task %s[%s]: its failure was not recorded", order.task, order.id)
+        return failure_of(exc, time.monotonic() - started)
 
     def open_or_empty(self, order: Order, header: TaskHeader) -> Context:
         """The request of an order; without arguments where its body can not be read."""
@@ -95,21 +125,50 @@ class Runner:
 
     def open(self, order: Order) -> tuple[Context, TaskBody]:
         """Decode an order; raises `Refusal`."""
-        if order.decoded is not None:
-            header, body = read_v1(order.decoded)
-        else:
-            header = order.header or read_header(order.headers)
-            body = read_body(
+        if order.header is None and "task" not in order.headers:
+            return self._open_v1(order)
+        header = order.header or read_header(order.headers)
+        body = read_body(
+            order.body,
+            order.content_type,
+            order.content_encoding,
+            compression=header.compression,
+            accept=self._accept,
+            limits=self._limits,
+        )
+        if body.hybrid is not None:
+            header = hybrid_header(_given(header), body.hybrid)
+        return context_for(order, header, body), body
+
+    def _open_v1(self, order: Order) -> tuple[Context, TaskBody]:
+        decoded = order.decoded
+        if decoded is None:
+            decoded = decode_v1(
                 order.body,
                 order.content_type,
                 order.content_encoding,
-                compression=header.compression,
+                compression=order.headers.get("compression"),
                 accept=self._accept,
                 limits=self._limits,
             )
-            if body.hybrid is not None:
-                header = hybrid_header(_given(header), body.hybrid)
-        return context_for(order, header, body), body
+        header, body = read_v1(decoded)
+        own = structs.replace(order, headers=user_headers(order.headers))
+        return context_for(own, header, body), body
+
+
+def decode_v1(
+    body: Any,
+    content_type: str,
+    content_encoding: str,
+    *,
+    compression: str | None,
+    accept: frozenset[str],
+    limits: Limits,
+) -> Any:
+    """The content of a message whose headers tell nothing; raises `Refusal`."""
+    if compression:
+        body = decompress(as_bytes(body, limits), compression, limits.body_bytes)
+    return decode(body, content_type, content_encoding, accept=accept, limits=limits)
 
 
 def context_for(order: Order, header: TaskHeader, body: TaskBody) -> Context:

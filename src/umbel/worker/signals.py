@@ -5,18 +5,19 @@
     QUIT        cold shutdown: running tasks are stopped, their messages go back
     USR1        the stack of every thread goes to the log; the worker works on
 
-Handlers only set flags and write straight to file descriptors: the code that they interrupt may
-hold any lock, that of the log included. Signals are handled between `install` and `restore`,
-after which everything is as it was.
+A handler interrupts code that may hold any lock, that of the log or of an event included, and may
+be interrupted itself by the next signal. So it takes no lock: it writes a byte to a thread of its
+own, the courier, which does what was asked for. Signals are handled between `install` and
+`restore`, after which everything is as it was.
 """
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import traceback
@@ -29,12 +30,15 @@ logger = logging.getLogger("umbel.worker")
 WARM = "umbel: warm shutdown: running tasks may end (press Ctrl-C again for a cold one)"
 COLD = "umbel: cold shutdown: running tasks are stopped"
 
+COURIER_JOIN_S = 2.0
+_STOP, _STOP_COLD, _SHOW_STACKS = b"w", b"c", b"s"
+
 
 class Stoppable(Protocol):
     """The part of a worker that signals reach."""
 
     def stop(self, *, cold: bool = False) -> None:
-        """Ask for the end; safe in a signal handler."""
+        """Ask for the end; safe from any thread."""
 
 
 def say_on_stderr(text: str) -> None:
@@ -54,6 +58,11 @@ class Signals:
 
     def install(self) -> None:
         """Take over, remembering who was in charge."""
+        # Sockets rather than a pipe: waiting on one does not block the other greenlets.
+        self._outlet, self._inlet = socket.socketpair()
+        self._inlet.setblocking(False)
+        self._courier = threading.Thread(target=self._carry, name="umbel-signals", daemon=True)
+        self._courier.start()
         handlers: dict[int, Any] = {
             signal.SIGTERM: self._on_term,
             signal.SIGINT: self._on_int,
@@ -69,6 +78,9 @@ class Signals:
             number, handler = self._before.popitem()
             # None: the handler was not installed from Python and can not be put back.
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        self._inlet.close()
+        self._courier.join(COURIER_JOIN_S)
+        self._outlet.close()
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -83,7 +95,7 @@ class Signals:
         if not self._stopping:
             self._stopping = True
             self._say(WARM)
-        self._worker.stop()
+        self._send(_STOP)
 
     def _on_int(self, number: int, frame: FrameType | None) -> None:
         if self._stopping:
@@ -94,16 +106,28 @@ class Signals:
     def _on_quit(self, number: int, frame: FrameType | None) -> None:
         self._stopping = True
         self._say(COLD)
-        self._worker.stop(cold=True)
+        self._send(_STOP_COLD)
 
     def _on_usr1(self, number: int, frame: FrameType | None) -> None:
-        # A bare thread, since starting a `threading.Thread` takes locks that may be held here.
-        _thread.start_new_thread(_log_stacks, ())
+        self._send(_SHOW_STACKS)
+
+    def _send(self, errand: bytes) -> None:
+        # A full buffer holds enough of the same already.
+        with contextlib.suppress(OSError):
+            os.write(self._inlet.fileno(), errand)
+
+    def _carry(self) -> None:
+        """The courier thread: what was asked for, one byte each, until the inlet is closed."""
+        while errand := self._outlet.recv(1):
+            if errand == _SHOW_STACKS:
+                _log_stacks()
+            else:
+                self._worker.stop(cold=errand == _STOP_COLD)
 
 
 def _log_stacks() -> None:
     try:
-        logger.warning("stacks of all threads (SIGUSR1)\n%s", stacks(_thread.get_ident()))
+        logger.warning("stacks of all threads (SIGUSR1)\n%s", stacks(threading.get_ident()))
     except Exception:
         logger.exception("the stacks could not be shown")
 

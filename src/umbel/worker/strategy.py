@@ -31,13 +31,13 @@ from umbel.app.context import Context
 from umbel.app.trace import fail
 from umbel.exceptions import MessageRefused, NotRegistered
 from umbel.wire import limits as caps
-from umbel.wire.compression import decompress
-from umbel.wire.content import as_bytes, decode, ensure_accepted
+from umbel.wire.content import ensure_accepted
 from umbel.wire.limits import Refusal
 from umbel.wire.tasks import HEADER_FIELDS, TaskHeader, read_header, read_v1, user_headers
 from umbel.wire.times import parse_time
 from umbel.worker.orders import Order
 from umbel.worker.request import Request
+from umbel.worker.runner import decode_v1
 
 if TYPE_CHECKING:
     from umbel.app.task import Task
@@ -67,8 +67,6 @@ class Receiver:
             self._receive(message)
         except Refusal as refusal:
             self.refuse(message, refusal)
-        except worker.connection_errors:
-            raise
         except Exception as exc:
             # Not foreseen: ours to mend. The message goes to the dead letters, not in circles.
             logger.exception("a message could not be handled")
@@ -99,13 +97,11 @@ class Receiver:
         strategy(message, header, order)
 
     def _decode_v1(self, message: Any, headers: Any, body: Any) -> Any:
-        method = headers.get("compression") if headers else None
-        if method:
-            body = decompress(as_bytes(body, self.limits), method, self.limits.body_bytes)
-        return decode(
+        return decode_v1(
             body,
             message.content_type,
             message.content_encoding or "utf-8",
+            compression=headers.get("compression") if headers else None,
             accept=self.accept,
             limits=self.limits,
         )
@@ -118,7 +114,7 @@ class Receiver:
         return Order(
             header.id,
             header.task,
-            _own(headers),
+            _own(headers) if decoded is None else dict(headers or {}),
             body if isinstance(body, bytes) else _as_bytes(body),
             message.content_type,
             message.content_encoding or "utf-8",
@@ -134,7 +130,7 @@ class Receiver:
             },
             self.worker.plan.hostname,
             decoded,
-            header,
+            header if decoded is None else None,
         )
 
     def _prepare(self, name: str) -> Strategy | None:
@@ -158,7 +154,7 @@ class Receiver:
         task_id = headers.get("id")
         logger.error(
             "message refused (%s): %s [task %.200r, id %.200r, %d bytes]",
-            refusal.reason, refusal.text, headers.get("task"), task_id, len(message.body or b""),
+            refusal.reason, refusal.text, headers.get("task"), task_id, _size(message.body),
         )  # fmt: skip
         acknowledged = refusal.reason == caps.UNDECODABLE
 
@@ -221,6 +217,10 @@ class Strategy:
         plan = worker.plan
         self.hard_s = task.time_limit or plan.time_limit_s
         self.soft_s = task.soft_time_limit or plan.soft_time_limit_s
+        if not worker.app.conf.worker_disable_rate_limits:
+            rate = task.rate_limit
+            default = worker.app.conf.task_default_rate_limit
+            worker.rates.begin(task.name, default if rate is None else rate)
 
     def __call__(self, message: Any, header: TaskHeader, order: Order) -> None:
         """Take one message of this type."""
@@ -234,7 +234,7 @@ class Strategy:
         if logger.isEnabledFor(logging.INFO):
             logger.info("Task %s[%s] received", request.name, header.id)
         if request.expires is None and request.eta is None and worker.revoked is None:
-            worker.ready(request)
+            self._admit(request)
             return
         self.proceed(request)
 
@@ -248,21 +248,39 @@ class Strategy:
 
     def proceed(self, request: Request) -> None:
         """Revoked, expired, not due yet, or ready: looked at on receipt and when eta has come."""
+        if self._is_discarded(request):
+            return
+        if request.eta is not None:
+            left_s = (request.eta - datetime.now(UTC)).total_seconds()
+            if left_s > 0:
+                self.worker.hold(request, min(left_s, HOLD_MAX_S), self.proceed)
+                return
+        self._admit(request)
+
+    def enter(self, request: Request) -> None:
+        """A parked request has its token; meanwhile it may have expired or been revoked."""
+        if not self._is_discarded(request):
+            self.worker.ready(request)
+
+    def _admit(self, request: Request) -> None:
+        worker = self.worker
+        if worker.rates.lanes:
+            worker.unhold(request)
+            worker.rates.admit(self.task.name, request)
+        else:
+            worker.ready(request)
+
+    def _is_discarded(self, request: Request) -> bool:
         worker = self.worker
         if worker.revoked is not None and request.id in worker.revoked:
             logger.info("Discarding revoked task: %s[%s]", request.name, request.id)
             self._discard(request, "revoked")
-            return
-        now = datetime.now(UTC)
-        if request.expires is not None and now > request.expires:
+            return True
+        if request.expires is not None and datetime.now(UTC) > request.expires:
             logger.info("Discarding expired task: %s[%s]", request.name, request.id)
             self._discard(request, "expired")
-            return
-        if request.eta is not None and request.eta > now:
-            wait_s = min((request.eta - now).total_seconds(), HOLD_MAX_S)
-            worker.hold(request, wait_s, self.proceed)
-            return
-        worker.ready(request)
+            return True
+        return False
 
     def _discard(self, request: Request, why: str) -> None:
         self.worker.unhold(request)
@@ -274,6 +292,10 @@ def _own(headers: Any) -> dict[str, Any]:
     if not headers or headers.keys() <= HEADER_FIELDS:
         return {}
     return user_headers(headers)
+
+
+def _size(body: Any) -> int:
+    return len(body) if isinstance(body, (bytes, str, memoryview)) else 0
 
 
 def _as_bytes(body: Any) -> bytes:

@@ -11,6 +11,7 @@ are killed; all unacknowledged messages go back). A cold request overtakes a war
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import threading
@@ -27,6 +28,7 @@ from umbel.worker.inbox import Inbox
 from umbel.worker.options import Plan, WorkerOptions, plan_for
 from umbel.worker.pools.base import Pool, PoolClosed
 from umbel.worker.prefetch import Prefetch
+from umbel.worker.rates import RateLimits
 from umbel.worker.request import Request
 from umbel.worker.runner import Runner
 from umbel.worker.steps import WORKER_STEPS
@@ -64,6 +66,7 @@ class Worker:
         self.tally = Tally()
         self.inbox = Inbox()
         self.prefetch = Prefetch(self.plan.concurrency, self.plan.prefetch_multiplier)
+        self.rates = RateLimits(self, app.conf.worker_parked_task_limit)
         self.runner = Runner(app, self.plan.hostname)
         self.receiver = Receiver(self)
         self.revoked: Container[str] | None = None
@@ -76,6 +79,7 @@ class Worker:
         self.pid = os.getpid()
         self._ready: deque[Request] = deque()
         self._in_pool = 0
+        self._aside_count = 0
         self._dispatching = False
         self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="umbel-aside")
         self.blueprint = Blueprint("worker", [*WORKER_STEPS, *app.steps["worker"]])
@@ -95,6 +99,9 @@ class Worker:
 
     def run(self) -> int:
         """Work until asked to stop; returns the exit code."""
+        # What is loaded now stays: the collector need not look at it again, and children share it.
+        gc.collect()
+        gc.freeze()
         try:
             self.blueprint.start(self)
         except BaseException:
@@ -109,7 +116,7 @@ class Worker:
         return EXIT_COLD if self.cold else EXIT_OK
 
     def stop(self, *, cold: bool = False) -> None:
-        """Ask the worker to stop; safe from signal handlers and other threads."""
+        """Ask the worker to stop, from any thread; a signal handler needs a thread for it."""
         self.cold = self.cold or cold
         self.stop_wanted.set()
         self.inbox.wake()
@@ -178,21 +185,28 @@ class Worker:
             request.timer = None
             self.prefetch.held -= 1
 
+    def return_to_queue(self, request: Request) -> None:
+        """This worker will not run it: somebody may, later."""
+        self.unhold(request)
+        self.tally.reserved.pop(id(request), None)
+        request.reject(requeue=True)
+
     @property
     def busy(self) -> bool:
-        """Whether the pool runs anything."""
-        return self._in_pool > 0
+        """Whether something is under way that ends in a message being settled."""
+        return self._in_pool > 0 or self._aside_count > 0
 
     def give_back(self) -> None:
         """Return every message that is not being executed to its queue, newest first."""
         running = self.tally.active
         waiting = [r for key, r in self.tally.reserved.items() if key not in running]
         submitted = {id(r) for r in self._ready} | {id(r) for r in waiting if r.timer is not None}
+        submitted |= {id(r) for r in self.rates.clear()}
         for request in reversed(waiting):
             if id(request) in submitted:
                 self.unhold(request)
                 self.tally.reserved.pop(id(request), None)
-                request.reject(requeue=True)
+                request.give_back()
         self._ready.clear()
 
     def deliveries_void(self) -> None:
@@ -200,12 +214,13 @@ class Worker:
 
         Running tasks go on; their messages are never settled on another channel.
         """
+        parked = self.rates.clear()
         for request in list(self.tally.reserved.values()):
             request.void = True
             if request.timer is not None:
                 self.unhold(request)
                 self.tally.reserved.pop(id(request), None)
-        for request in self._ready:
+        for request in (*self._ready, *parked):
             self.tally.reserved.pop(id(request), None)
         self._ready.clear()
         # Besides held tasks only the lost transport had timers; a new one sets its own.
@@ -233,8 +248,13 @@ class Worker:
                 work()
             except Exception:
                 logger.exception("a result could not be stored")
-            self.inbox.post(then)
+            self.inbox.post(done)
 
+        def done() -> None:
+            self._aside_count -= 1
+            then()
+
+        self._aside_count += 1
         self._aside.submit(run)
 
     def settle(self, message: Any, how: str) -> None:
@@ -245,16 +265,17 @@ class Worker:
             else:
                 message.reject(requeue=False)
         except self.connection_errors as exc:
-            self.connection_failed(exc)
+            self.connection_failed(exc, message)
 
     @property
     def connection_errors(self) -> tuple[type[BaseException], ...]:
         """What a lost connection looks like on this transport."""
         return self.consumer.connection_errors
 
-    def connection_failed(self, exc: BaseException) -> None:
-        """Something found the connection broken; the loop will rebuild it."""
-        self.consumer.failure = exc
+    def connection_failed(self, exc: BaseException, message: Any) -> None:
+        """Settling a message found the connection broken that brought it: rebuild it."""
+        if message.channel is self.consumer.channel:
+            self.consumer.failure = exc
 
     # -- what health checks ask --------------------------------------------------------
 

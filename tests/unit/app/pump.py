@@ -34,7 +34,10 @@ def run(app: Umbel, message: Any) -> Outcome:
             body=raw.encode() if isinstance(raw, str) else bytes(raw),
             content_type=message.content_type,
             content_encoding=message.content_encoding,
-            delivery_info=dict(message.delivery_info),
+            delivery_info={
+                **message.delivery_info,
+                "priority": message.properties.get("priority"),
+            },
             properties=dict(message.properties),
             hostname="pump@here",
         )

@@ -31,6 +31,7 @@ UNDECLARED = {
 }
 OWN = {
     "embedded_directory",
+    "worker_parked_task_limit",
     "task_message_max_bytes",
     "task_message_max_depth",
     "task_message_max_integer_digits",

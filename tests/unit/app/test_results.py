@@ -339,7 +339,8 @@ def test_without_a_backend_storing_is_silent_and_asking_says_what_to_set() -> No
 
 
 def test_a_callback_that_raises_harms_nobody_else() -> None:
-    watchers, told = Watchers(), []
+    watchers = Watchers()
+    told: list[Any] = []
 
     def broken(meta: dict[str, Any]) -> None:
         raise RuntimeError("callback")
@@ -376,3 +377,18 @@ def test_compressed_results_are_read_back(app: Umbel) -> None:
     assert isinstance(backend, MemoryBackend)
     assert backend._store.documents["z"][1].startswith(b"\0celery-compressed\0application/x-gzip\0")
     assert app.AsyncResult("z").get(timeout=0) == "x" * 1000
+
+
+def test_a_handle_with_a_long_line_of_ancestors_is_stored_within_the_readers_depth(
+    app: Umbel,
+) -> None:
+    node: AsyncResult | None = None
+    for number in range(2000):
+        node = AsyncResult(str(number), app=app, parent=node)
+    assert node is not None
+    assert len(node.as_list()) == 2000
+    request = Context(id="a")
+    request.children.append(app.GroupResult("g", [node]))
+    app.backend.store("a", node, "SUCCESS", request=request)
+    (child,) = app.AsyncResult("a").children or []
+    assert child[0].parent.parent.id == "1997"

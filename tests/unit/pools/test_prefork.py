@@ -296,3 +296,18 @@ def test_an_idle_pool_sleeps_without_a_time_out(prefork: Bench) -> None:
             return pool._timeout_s() is None
 
     wait_until(sleeps_for_good, "no deadline left once all children are up")
+
+
+def test_deaths_are_noticed_where_the_kernel_has_no_pidfd(
+    start_bench: StartBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(pid: int) -> int:
+        raise OSError("not here")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    bench = start_bench("prefork", concurrency=1)
+    recorder = bench.submit("hold")
+    os.kill(recorder.wait_for("accepted"), signal.SIGKILL)
+    assert recorder.wait_final() == ("lost", "signal 9 (SIGKILL)")
+    assert bench.submit("echo", "next").outcome.text == "next"
+    assert bench.pool.close_and_join(WAIT_S)

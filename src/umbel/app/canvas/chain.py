@@ -125,9 +125,7 @@ class chain(Signature):  # noqa: N801 - the name on the wire and in callers' cod
         before: Any = None
         for place, step in enumerate(steps):
             if place == last:
-                result = step.freeze(
-                    _id, group_id, chord, root_id=root_id, group_index=group_index
-                )
+                result = step.freeze(_id, group_id, chord, root_id=root_id, group_index=group_index)
             else:
                 result = step.freeze(root_id=root_id)
             _oldest(result).parent = before
@@ -142,13 +140,22 @@ class chain(Signature):  # noqa: N801 - the name on the wire and in callers' cod
         self["immutable"] = immutable
 
     def unchain_tasks(self) -> list[Signature]:
-        """Copies of the steps that carry the chain's own links."""
+        """Copies of the steps, with what the chain as a whole was given put where it belongs."""
         steps = [step.clone() for step in self.tasks]
-        for callback in as_list(self.options.get("link")):
-            steps[-1].link(callback)
-        for errback in as_list(self.options.get("link_error")):
-            for step in steps:
-                step.link_error(errback)
+        if not steps:
+            return steps
+        for name, value in self.options.items():
+            if name == "link":
+                for callback in as_list(value):
+                    steps[-1].link(callback)
+            elif name == "link_error":
+                for errback in as_list(value):
+                    for step in steps:
+                        step.link_error(own(errback))
+            else:
+                steps[-1 if name in TAIL_OPTIONS else 0].options.setdefault(name, value)
+        if self.args:
+            steps[0]["args"] = (*self.args, *steps[0].args)
         return steps
 
     def known_app(self) -> Umbel | None:

@@ -120,9 +120,7 @@ class chord(Signature):  # noqa: N801 - the name on the wire and in callers' cod
         if merged.get("task_id") == header.options.get("task_id"):
             merged.pop("task_id", None)
         for_body = {name: value for name, value in merged.items() if name not in HEADER_OPTIONS}
-        for_header = {
-            name: value for name, value in merged.items() if name not in BODY_OPTIONS
-        }
+        for_header = {name: value for name, value in merged.items() if name not in BODY_OPTIONS}
         given = () if self.immutable else tuple(args or ())
         body, result = self._planned_body(for_body)
         members = flattened(header.tasks)

@@ -111,14 +111,18 @@ class group(Signature):  # noqa: N801 - the name on the wire and in callers' cod
         parent_id: str | None = None,
         group_index: int | None = None,
     ) -> Any:
-        """Fix the group's id and its members' ids."""
+        """Fix the group's id and its members' ids.
+
+        The members learn the group's id only when they are sent: peers may choose another one
+        for a header that they send, and keep what a member says already.
+        """
         options = self.options
         own_id = options.get("task_id") or _id or str(uuid.uuid4())
         options["task_id"] = own_id
         self.tasks = flattened(self.tasks)
         results = [
             member.freeze(
-                group_id=group_id or own_id, chord=chord, root_id=root_id, parent_id=parent_id,
+                group_id=group_id, chord=chord, root_id=root_id, parent_id=parent_id,
                 group_index=index,
             )
             for index, member in enumerate(self.tasks)

@@ -32,24 +32,18 @@ def pipe(left: Signature, right: Any) -> Any:
         joined = left.clone()
         joined.body = pipe(joined.body, right) if joined.body is not None else right.clone()
         return joined
-    steps = [*_steps(left), *_steps(right)]
-    if isinstance(left, chain) and left.tasks and isinstance(left.tasks[-1], group):
-        before = _steps(left)
-        rest = _steps(right)
-        body = rest[0] if len(rest) == 1 else chain(*rest, app=app)
-        steps = [*before[:-1], chord(before[-1], body=body, app=app)]
-        if len(steps) == 1:
-            return steps[0]
-    joined_chain = left.clone() if isinstance(left, chain) else chain(app=app)
-    joined_chain.tasks = steps
-    joined_chain._app = app
-    return joined_chain
+    before, after = _steps(left), _steps(right)
+    if before and isinstance(before[-1], group) and after:
+        body = after[0] if len(after) == 1 else chain(*after, app=app)
+        before, after = before[:-1], [chord(before[-1], body=body, app=app)]
+        if not before:
+            return after[0]
+    return chain(*before, *after, app=app)
 
 
 def _steps(sig: Signature) -> list[Signature]:
     if isinstance(sig, chain):
-        # A chain with options of its own stays one step, so that they keep their meaning.
-        return [sig.clone()] if sig.options else [task.clone() for task in sig.tasks]
+        return sig.unchain_tasks()
     if isinstance(sig, group) and len(sig.tasks) == 1 and not sig.options:
         return [sig.tasks[0].clone()]
     return [sig.clone()]

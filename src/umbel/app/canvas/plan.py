@@ -2,8 +2,8 @@
 
 A plan holds the plain messages to publish now, in order, and the chords whose part counts must
 be known to the backend before their first part goes out. `carry_out` is the only place of the
-canvas that does input and output. If announcing a chord fails nothing has been sent; if
-publishing fails half-way the chord's keys expire on their own.
+canvas that does input and output. If a message can not be encoded, or announcing a chord fails,
+nothing has been sent; if publishing fails half-way the chord's keys expire on their own.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from umbel.app.calls import prepare_signature
 from umbel.app.context import current_request
 from umbel.exceptions import ImproperlyConfigured
 
@@ -44,14 +45,17 @@ class Plan:
     chords: list[ChordStart] = field(default_factory=list)
 
     def carry_out(self) -> None:
-        """Announce the chords, then publish every message in one batch."""
+        """Announce the chords, then publish every message in one batch.
+
+        Everything is encoded first: what can not be sent leaves nothing behind.
+        """
+        batch = [prepare_signature(self.app, message) for message in self.messages]
         backend = self.app.backend
         for start in self.chords:
             if start.structure is not None:
                 backend.save_structure(start.group_id, start.structure)
             backend.start_chord(start.group_id, start.size)
-        if self.messages:
-            self.app.send_many(self.messages)
+        self.app.publish_many(batch)
 
 
 def apply_planned(
@@ -64,7 +68,7 @@ def apply_planned(
     planned = sig.clone().plan(plan, args or (), kwargs or {}, options)
     plan.carry_out()
     caller = current_request()
-    if add_to_parent and caller is not None:
+    if add_to_parent and caller is not None and caller.id is not None:
         caller.children.append(planned.first)
     return planned.result
 

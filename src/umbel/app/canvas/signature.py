@@ -252,6 +252,10 @@ class Signature(dict[str, Any]):
 
         return pipe(self, other)
 
+    def __ror__(self, other: Any) -> Any:
+        # Dictionaries merge with `|`; calls, as dictionaries or not, follow each other.
+        return signature(other) | self if isinstance(other, dict) else NotImplemented
+
     def __ior__(self, other: Any) -> Any:
         return self.__or__(other)
 

@@ -7,7 +7,8 @@ of its own, and nobody asks again and again.
 
 from __future__ import annotations
 
-from umbel.app.results.async_result import AsyncResult, EagerResult, allow_join_result
+from umbel.app.results.async_result import AsyncResult, allow_join_result
+from umbel.app.results.eager_result import EagerResult
 from umbel.app.results.group_result import GroupResult
 from umbel.app.results.tuples import result_from_tuple
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from umbel.app.context import current_request
 from umbel.app.current import current_app
 from umbel.app.results.arrivals import arrivals, arrivals_async
-from umbel.app.results.tuples import result_from_tuple
+from umbel.app.results.tuples import as_tuple, result_from_tuple
 from umbel.wire.results import READY_STATES
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class AsyncResult:
 
     def _parents(self) -> Iterator[AsyncResult]:
         node = self.parent
-        while isinstance(node, AsyncResult) and not isinstance(node, EagerResult):
+        while isinstance(node, AsyncResult):
             if node._meta is None:
                 yield node
             node = node.parent
@@ -308,12 +308,16 @@ class AsyncResult:
     # -- as a value --------------------------------------------------------------------
 
     def as_tuple(self) -> tuple[Any, Any]:
-        """The form in which it is stored."""
-        return (self.id, self.parent.as_tuple() if self.parent is not None else None), None
+        """The form in which it is stored; ancestors beyond `PARENTS_MAX` are left out."""
+        return as_tuple(self), None
 
     def as_list(self) -> list[str]:
         """The ids of this task and those before it."""
-        return [self.id, *(self.parent.as_list() if self.parent is not None else [])]
+        ids, node = [self.id], self.parent
+        while isinstance(node, AsyncResult):
+            ids.append(node.id)
+            node = node.parent
+        return [*ids, *(node.as_list() if node is not None else [])]
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, AsyncResult):
@@ -335,71 +339,6 @@ class AsyncResult:
 
 class IncompleteStream(Exception):
     """The tree of tasks is not complete yet."""
-
-
-class EagerResult(AsyncResult):
-    """The result of a task that was run inline."""
-
-    def __init__(
-        self,
-        id: str,  # noqa: A002 - the name that callers use
-        ret_value: Any,
-        state: str,
-        traceback: str | None = None,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(id)
-        self._meta = {
-            "task_id": id,
-            "status": state,
-            "result": ret_value,
-            "traceback": traceback,
-            "children": [],
-            "name": name,
-        }
-
-    def get(
-        self, timeout: float | None = None, propagate: bool = True, *_: Any, **__: Any
-    ) -> Any:
-        """The value, or raise the exception."""
-        assert self._meta is not None
-        if propagate:
-            raise_failure(self._meta)
-        return self._meta["result"]
-
-    wait = get
-
-    def then(
-        self,
-        callback: Callable[[AsyncResult], Any],
-        on_error: Callable[[AsyncResult], Any] | None = None,
-        weak: bool = False,
-    ) -> AsyncResult:
-        """Call back at once."""
-        failed = not self.successful()
-        (on_error if failed and on_error is not None else callback)(self)
-        return self
-
-    def ready(self) -> bool:
-        """It has always ended."""
-        return True
-
-    def forget(self) -> None:
-        """Nothing is stored."""
-
-    def revoke(self, *_: Any, **__: Any) -> None:
-        """It has ended; this changes its state only."""
-        assert self._meta is not None
-        self._meta["status"] = "REVOKED"
-
-    def __reduce__(self) -> Any:
-        meta = self._meta or {}
-        return EagerResult, (
-            self.id, meta["result"], meta["status"], meta["traceback"], meta["name"],
-        )  # fmt: skip
-
-    def __repr__(self) -> str:
-        return f"<EagerResult: {self.id}>"
 
 
 def raise_failure(meta: dict[str, Any]) -> None:

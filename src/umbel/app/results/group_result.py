@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from umbel.app.current import current_app
 from umbel.app.results.arrivals import arrivals, arrivals_async, late
 from umbel.app.results.async_result import AsyncResult, raise_failure, refuse_wait_in_task
-from umbel.app.results.tuples import result_from_tuple
+from umbel.app.results.tuples import as_tuple, result_from_tuple
 from umbel.wire.results import READY_STATES
 
 if TYPE_CHECKING:
@@ -261,7 +261,10 @@ class GroupResult:
 
     @classmethod
     def restore(
-        cls, id: str, backend: Backend | None = None, app: Umbel | None = None  # noqa: A002
+        cls,
+        id: str,
+        backend: Backend | None = None,
+        app: Umbel | None = None,  # noqa: A002
     ) -> GroupResult | None:
         """A group that was saved, or None."""
         chosen = app if app is not None else current_app()
@@ -304,8 +307,7 @@ class GroupResult:
 
     def as_tuple(self) -> tuple[Any, Any]:
         """The form in which it is stored."""
-        above = self.parent.as_tuple() if self.parent is not None else None
-        return (self.id, above), [member.as_tuple() for member in self.results]
+        return as_tuple(self), [member.as_tuple() for member in self.results]
 
     def as_list(self) -> list[str]:
         """The ids of the members and of what came before."""

@@ -91,11 +91,13 @@ class Reader:
         self._thread.start()
 
     def _wake(self) -> None:
-        fds = self._wake_fds
-        if fds is not None:
-            # A full pipe means that the thread will wake anyhow; a closed one that it ended.
-            with contextlib.suppress(BlockingIOError, OSError):
-                os.write(fds[1], b"x")
+        # Under the lock, as a descriptor that is closed meanwhile may be somebody else's.
+        with self._lock:
+            fds = self._wake_fds
+            if fds is not None:
+                # A full pipe means that the thread will wake anyhow.
+                with contextlib.suppress(BlockingIOError):
+                    os.write(fds[1], b"x")
 
     def _run(self) -> None:
         assert self._wake_fds is not None
@@ -125,10 +127,11 @@ class Reader:
                         session.close()
         finally:
             selector.close()
-            if self._wake_fds == fds:
-                self._wake_fds = None
-                for fd in fds:
-                    os.close(fd)
+            with self._lock:
+                if self._wake_fds == fds:
+                    self._wake_fds = None
+                    for fd in fds:
+                        os.close(fd)
 
     def _drain(self, selector: selectors.BaseSelector, timeout_s: float | None, fd: int) -> None:
         if selector.select(timeout_s):

@@ -154,7 +154,7 @@ class RedisBackend(Backend):
         conf = self.app.conf
         ttl = conf.result_expires
         if state == "FAILURE":
-            failed = getattr(conf, "result_failure_expires", None)
+            failed = conf.result_failure_expires
             ttl = failed if failed is not None else ttl
         seconds = getattr(ttl, "total_seconds", None)
         return int(seconds() if seconds is not None else ttl or 0)
@@ -218,7 +218,7 @@ class RedisBackend(Backend):
             f"{request.id}:{place}", self.codec.part(request.id, state, result), place,
             int(self._ordered), self._ttl_s(), claim_s, token,
         ]  # fmt: skip
-        deadline = time.monotonic() + HELD_WAIT_MAX_S
+        deadline, pause_s = time.monotonic() + HELD_WAIT_MAX_S, 0.02
         while True:
             verdict, *found = self._script(scripts.PART, keys, arguments)
             if verdict != b"held":
@@ -226,10 +226,12 @@ class RedisBackend(Backend):
             # Complete, yet claimed by another: this is a part that runs again. Its first
             # executor may have died with the claim, so the claim is waited out.
             if time.monotonic() > deadline:
-                logger.error("chord %s stays claimed by somebody who does not end it",
-                             request.group)
+                logger.error(
+                    "chord %s stays claimed by somebody who does not end it", request.group
+                )
                 return
-            time.sleep(min(max(found[2], 10) / 1000, 0.5))
+            time.sleep(min(max(found[2], 10) / 1000, pause_s))
+            pause_s = min(pause_s * 2, 0.5)
         if verdict == b"claimed":
             self._finish_chord(request, token, found[0], found[1])
 

@@ -20,6 +20,7 @@ from umbel.exceptions import ImproperlyConfigured
 if TYPE_CHECKING:
     from umbel.app.umbel import Umbel
 
+CONNECT_TIMEOUT_S = 5.0
 _TLS_CHECKS = {"CERT_REQUIRED": "required", "CERT_OPTIONAL": "optional", "CERT_NONE": "none"}
 
 
@@ -36,19 +37,16 @@ def make_client(app: Umbel, url: str) -> redis.Redis:
 
 
 def _options(app: Umbel) -> dict[str, Any]:
-    conf, transport = app.conf, app.conf.result_backend_transport_options
-
-    def chosen(name: str, default: Any) -> Any:
-        return transport.get(name, getattr(conf, f"redis_{name}", default))
-
-    return {
-        "protocol": 2,
-        "retry": Retry(NoBackoff(), 0),
-        "socket_timeout": chosen("socket_timeout", 120.0),
-        "socket_connect_timeout": chosen("socket_connect_timeout", 5.0),
-        "max_connections": chosen("max_connections", None),
-        "health_check_interval": chosen("backend_health_check_interval", None) or 0,
+    conf = app.conf
+    chosen = {
+        "socket_timeout": conf.redis_socket_timeout,
+        "socket_connect_timeout": conf.redis_socket_connect_timeout or CONNECT_TIMEOUT_S,
+        "max_connections": conf.redis_max_connections,
+        "health_check_interval": conf.redis_backend_health_check_interval or 0,
     }
+    given = conf.result_backend_transport_options
+    chosen.update({name: given[name] for name in chosen.keys() & given.keys()})
+    return {"protocol": 2, "retry": Retry(NoBackoff(), 0), **chosen}
 
 
 def _network(app: Umbel, address: str, options: dict[str, Any]) -> redis.Redis:
@@ -58,7 +56,7 @@ def _network(app: Umbel, address: str, options: dict[str, Any]) -> redis.Redis:
     if check is not None:
         query["ssl_cert_reqs"] = _TLS_CHECKS.get(check, check)
     query.pop("virtual_host", None)
-    tls = getattr(app.conf, "redis_backend_use_ssl", None)
+    tls = app.conf.redis_backend_use_ssl
     if parts.scheme == "rediss" or tls:
         if isinstance(tls, dict):
             query.update(tls)

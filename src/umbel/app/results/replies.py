@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kombu import Consumer, Exchange, Queue
 from kombu.message import Message
 
+from umbel.broker.connections import hang_up
 from umbel.exceptions import BackendError
 from umbel.wire.limits import Refusal
 
@@ -77,7 +78,7 @@ class ReplyConsumer:
 
     def _consume(self) -> None:
         connection = self._app.connection()
-        established = connection.connect()
+        connection.connect()
         try:
             channel = connection.channel()
             consumer = Consumer(
@@ -89,13 +90,7 @@ class ReplyConsumer:
                 with contextlib.suppress(TimeoutError):
                     connection.drain_events(timeout=CLOSE_CHECK_S)
         finally:
-            with contextlib.suppress(Exception):
-                connection.close()
-            # A connection that the broker ended keeps its socket unless it is told so.
-            collect = getattr(established, "collect", None)
-            if collect is not None:
-                with contextlib.suppress(Exception):
-                    collect()
+            hang_up(connection)
 
     def _queue(self) -> Queue:
         ttl = self._app.conf.result_expires

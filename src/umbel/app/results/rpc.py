@@ -127,8 +127,9 @@ class RpcBackend(Backend):
     def get_many(self, task_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
         """What has been received so far."""
         with self._lock:
-            return {task_id: self._documents.get(task_id) or pending(task_id)
-                    for task_id in task_ids}
+            return {
+                task_id: self._documents.get(task_id) or pending(task_id) for task_id in task_ids
+            }
 
     def forget(self, task_id: str) -> None:
         """Drop what was received."""

@@ -28,7 +28,7 @@ class DemoWorker:
             sys.executable, "-m", "umbel", "-A", "umbel.cli.demo.tasks", "worker",
             "-n", self.name, "-P", pool, "-c", str(concurrency), "-l", "info", "--no-color",
         ]  # fmt: skip
-        self.process = subprocess.Popen(  # noqa: S603 - our own program, no shell
+        self.process = subprocess.Popen(
             command,
             cwd=directory,
             env={**os.environ, "UMBEL_EMBEDDED_DIRECTORY": str(directory)},

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -112,7 +112,7 @@ class Display:
         self._live = Live(Group(self._progress), console=console, refresh_per_second=8)
         self._said_at = 0.0
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> Self:
         if self._console.is_terminal:
             self._live.start()
         return self

@@ -3,7 +3,7 @@
 The pool cannot tell from an order what kind of task it is, so `options.is_async` says it; orders
 of plain functions run in an inner threads pool of the same size, with that pool's rules.
 
-A coroutine is driven by hand (`_steered`), so that an interrupt can be thrown into it at its await
+A coroutine is driven by hand (`steered`), so that an interrupt can be thrown into it at its await
 point as the exception we choose: `SoftTimeLimitExceeded` for the soft limit, cancellation for the
 hard limit and for `cancel`. These two free the slot at once; a coroutine that swallows its
 cancellation goes on as an abandoned one and its outcome is dropped. A coroutine that blocks
@@ -17,13 +17,12 @@ import asyncio
 import os
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Callable
 from time import monotonic
-from types import coroutine
 from typing import Any, ClassVar
 
 from umbel.exceptions import SoftTimeLimitExceeded
-from umbel.worker.orders import Order, Outcome
+from umbel.worker.orders import Order
 from umbel.worker.pools.base import (
     Pool,
     PoolClosed,
@@ -33,6 +32,7 @@ from umbel.worker.pools.base import (
     notify,
     soft_limit_disarmer,
 )
+from umbel.worker.pools.steering import steered
 from umbel.worker.pools.threads import ThreadsPool
 
 _STOP_WAIT_S = 1.0
@@ -58,28 +58,6 @@ class _Job:
         """No soft limit from here on."""
         self.soft_armed = False
         self.interrupt = None
-
-
-@coroutine
-def _steered(awaitable: Awaitable[Outcome], job: _Job) -> Generator[Any, Any, Outcome]:
-    """Await, but throw `job.interrupt` in place of the cancellation that woke us for it."""
-    steps = awaitable.__await__()
-    error: BaseException | None = None
-    value: Any = None
-    while True:
-        try:
-            waited_for = steps.send(value) if error is None else steps.throw(error)
-        except StopIteration as end:
-            return end.value
-        error = value = None
-        try:
-            value = yield waited_for
-        except BaseException as exc:  # noqa: BLE001 - handed on to the coroutine
-            error = exc
-        if job.interrupt is not None:
-            error, job.interrupt = job.interrupt, None
-            if job.task is not None:
-                job.task.uncancel()  # else time-outs inside the task would take it for theirs
 
 
 class AsyncioPool(Pool):
@@ -233,7 +211,7 @@ class AsyncioPool(Pool):
         soft_limit_disarmer.set(job.disarm_soft)  # this task has a context of its own
         assert self.options.run_async is not None
         try:
-            outcome = await _steered(self.options.run_async(job.order), job)
+            outcome = await steered(self.options.run_async(job.order), job)
         except BaseException as exc:  # noqa: BLE001 - becomes the outcome
             outcome = failure_of(exc, monotonic() - began)
         self._report(job, job.watcher.finished, outcome)

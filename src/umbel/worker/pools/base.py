@@ -163,6 +163,13 @@ class Pool(ABC):
         return self.size - n
 
 
+class OrderEnded(BaseException):
+    """Raised inside an order that the pool has ended and reported; nothing of it counts any more.
+
+    Not an Exception, so that tasks let it pass, and nobody mistakes it for an error of theirs.
+    """
+
+
 class PoolClosed(RuntimeError):
     """An order was submitted to a pool that has been closed."""
 

@@ -23,9 +23,10 @@ from time import monotonic
 from types import FrameType
 from typing import Any, ClassVar
 
-from umbel.exceptions import SoftTimeLimitExceeded, Terminated
+from umbel.exceptions import SoftTimeLimitExceeded
 from umbel.worker.orders import Order, Outcome
 from umbel.worker.pools.base import (
+    OrderEnded,
     Pool,
     PoolClosed,
     PoolOptions,
@@ -39,12 +40,12 @@ from umbel.worker.pools.interrupts import Guard, run_guarded
 _HARD_AGAIN_S = 1.0
 
 
-class SoloInterrupted(BaseException):
+class SoloInterrupted(OrderEnded):
     """Leaves the running order on a cold stop; no task should catch it."""
 
 
-class _HardLimit(BaseException):
-    """Leaves the running order at its hard limit; not an Exception, so that tasks let it pass."""
+class _HardLimit(OrderEnded):
+    """Leaves the running order at its hard limit."""
 
 
 class SoloPool(Pool):
@@ -130,7 +131,7 @@ class SoloPool(Pool):
         if threading.get_ident() == self._runner:
             return False
         self._signum = signum
-        return guard.interrupt(Terminated)
+        return guard.interrupt(OrderEnded)
 
     def grow(self, n: int) -> None:
         """Refused: solo is one by nature."""

@@ -22,9 +22,9 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import Any, ClassVar
 
-from umbel.exceptions import SoftTimeLimitExceeded, Terminated, TimeLimitExceeded
+from umbel.exceptions import SoftTimeLimitExceeded
 from umbel.worker.orders import Order
-from umbel.worker.pools.base import Pool, PoolClosed, PoolOptions, Watcher, notify
+from umbel.worker.pools.base import OrderEnded, Pool, PoolClosed, PoolOptions, Watcher, notify
 from umbel.worker.pools.deadlines import Deadline, Deadlines
 from umbel.worker.pools.interrupts import Guard, run_guarded
 
@@ -117,13 +117,13 @@ class ThreadsPool(Pool):
             self._changed.notify_all()
         self._deadlines.stop(wait_s=0)
         for job in jobs:
-            job.guard.interrupt(Terminated)
+            job.guard.interrupt(OrderEnded)
 
     def cancel(self, order_id: str, signum: int) -> bool:
         """Report the order as terminated; its thread is interrupted and abandoned."""
         with self._changed:
             jobs = [job for job in self._jobs if job.order.id == order_id]
-        ended = [self._end(job, Terminated, job.watcher.terminated, signum) for job in jobs]
+        ended = [self._end(job, job.watcher.terminated, signum) for job in jobs]
         return any(ended)
 
     def grow(self, n: int) -> None:
@@ -219,15 +219,13 @@ class ThreadsPool(Pool):
             notify(job.watcher.soft_limit, limit_s)
 
     def _hard(self, job: _Job, call: Callable[[float], None], limit_s: float) -> None:
-        self._end(job, TimeLimitExceeded, call, limit_s)
+        self._end(job, call, limit_s)
 
-    def _end(
-        self, job: _Job, exc: type[BaseException], call: Callable[..., None], arg: float
-    ) -> bool:
+    def _end(self, job: _Job, call: Callable[..., None], arg: float) -> bool:
         """End an order from outside, reporting it by `call(arg)`; False when it has ended."""
         if not self._settle(job, abandon=True):
             return False
-        job.guard.interrupt(exc)
+        job.guard.interrupt(OrderEnded)
         notify(call, arg)
         return True
 

@@ -10,6 +10,9 @@ from umbel.worker.pools.base import PoolOptions, pool_class
 
 logger = logging.getLogger("umbel.worker")
 
+# While it waits for tasks, a stopping worker looks so often whether it is to stop cold.
+LOOK_S = 0.5
+
 
 class PoolStep(Step):
     """Makes, starts and stops the pool that the plan names."""
@@ -37,8 +40,9 @@ class PoolStep(Step):
         parent.pool.start()
 
     def stop(self, parent: Any) -> None:
-        """The loop has seen every running task end; nothing is left to wait for."""
-        parent.pool.close_and_join(timeout_s=5.0)
+        """Let running tasks end: the loop has seen to that, unless it lost its broker."""
+        while not parent.pool.close_and_join(timeout_s=LOOK_S) and not parent.cold:
+            pass
         parent.pool.terminate()
 
     def terminate(self, parent: Any) -> None:

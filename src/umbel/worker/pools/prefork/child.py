@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator
 from time import monotonic
 
-from umbel.worker.orders import Order, encode_order
+from umbel.worker.orders import Order, encode_order, portable
 from umbel.worker.pools.base import Watcher
 from umbel.worker.pools.prefork import frames, inside
 
@@ -47,7 +47,7 @@ class Job:
         self.watcher = watcher
         self.soft_s = soft_s
         self.hard_s = hard_s
-        self.packets = frames.packets(seq, encode_order(order))
+        self.packets = frames.packets(seq, encode_order(portable(order)))
         self.soft_at: float | None = None  # monotonic, once accepted
         self.hard_at: float | None = None
         self.over_limit = False  # its child was killed for the hard limit

@@ -1,0 +1,160 @@
+"""Rate limits: so many tasks of one type per second, minute or hour, on this worker.
+
+Each limited type has a token bucket of one token: tasks are spread evenly rather than let through
+in bursts. A task that finds no token is *parked*. Parked tasks count as held, so they take no
+place in the prefetch window and other types flow past them. Their number is bounded over all
+types; a task beyond the bound goes back to its queue after a short pause, so that broker and
+worker do not toss it to and fro as fast as they can.
+
+A new limit applies at once: what is parked waits for the new bucket, or runs now when the limit
+was lifted.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from umbel.app.declaring import parse_rate
+
+if TYPE_CHECKING:
+    from umbel.worker.request import Request
+    from umbel.worker.worker import Worker
+
+logger = logging.getLogger("umbel.rates")
+
+# How long a task beyond the bound is kept before it goes back to its queue.
+GIVE_BACK_AFTER_S = 0.05
+
+
+class Bucket:
+    """One token, filled at `rate` per second; time is an argument."""
+
+    __slots__ = ("rate", "ready_at")
+
+    def __init__(self, rate: float) -> None:
+        assert rate > 0, "no limit means no bucket"
+        self.rate = rate
+        self.ready_at = 0.0
+
+    def take(self, now: float) -> bool:
+        """Take the token if it is there."""
+        if now < self.ready_at:
+            return False
+        # From the moment it was due, so that a timer's lateness does not lower the rate; a
+        # bucket that was full for longer does not save up.
+        interval_s = 1 / self.rate
+        due = self.ready_at if now - self.ready_at < interval_s else now
+        self.ready_at = due + interval_s
+        return True
+
+    def wait_s(self, now: float) -> float:
+        """How long until the token is there."""
+        return max(0.0, self.ready_at - now)
+
+
+class Lane:
+    """The bucket of one task type and what waits for it."""
+
+    __slots__ = ("bucket", "parked", "timer")
+
+    def __init__(self, rate: float) -> None:
+        self.bucket = Bucket(rate)
+        self.parked: deque[Request] = deque()
+        self.timer: object | None = None
+
+
+class RateLimits:
+    """All limited types of one worker. Used on the loop thread only."""
+
+    def __init__(
+        self, worker: Worker, parked_max: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._worker = worker
+        self._clock = clock
+        self._known: set[str] = set()  # types whose limit was set, if only to none
+        self.lanes: dict[str, Lane] = {}
+        self.parked_max = parked_max
+        self.parked_count = 0
+        self.given_back = 0
+
+    def begin(self, name: str, rate: str | float | None) -> None:
+        """The limit that a type begins with; one that was set before it stays."""
+        if name not in self._known:
+            self.set(name, rate)
+
+    def set(self, name: str, rate: str | float | None) -> None:
+        """Limit a task type, or lift its limit with 0 or None; ValueError for a bad rate."""
+        per_s = parse_rate(rate)
+        self._known.add(name)
+        lane = self.lanes.get(name)
+        if lane is None:
+            if per_s:
+                self.lanes[name] = Lane(per_s)
+            return
+        if per_s:
+            lane.bucket = Bucket(per_s)
+            self._schedule(name, lane)
+            return
+        del self.lanes[name]
+        self._cancel(lane)
+        while lane.parked:
+            self._unpark(lane)
+
+    def admit(self, name: str, request: Request) -> None:
+        """Let the request run now, or when its type has a token again."""
+        lane = self.lanes.get(name)
+        if lane is None or (not lane.parked and lane.bucket.take(self._clock())):
+            self._worker.ready(request)
+            return
+        if self.parked_count >= self.parked_max:
+            self.given_back += 1
+            self._worker.hold(request, GIVE_BACK_AFTER_S, self._worker.return_to_queue)
+            return
+        lane.parked.append(request)
+        self.parked_count += 1
+        self._worker.prefetch.parked += 1
+        if lane.timer is None:
+            self._schedule(name, lane)
+
+    def waiting(self) -> list[Request]:
+        """Everything that is parked."""
+        return [request for lane in self.lanes.values() for request in lane.parked]
+
+    def clear(self) -> list[Request]:
+        """Forget everything that is parked; returns it."""
+        dropped = self.waiting()
+        for lane in self.lanes.values():
+            self._cancel(lane)
+            lane.parked.clear()
+        self._worker.prefetch.parked -= self.parked_count
+        self.parked_count = 0
+        return dropped
+
+    def _schedule(self, name: str, lane: Lane) -> None:
+        self._cancel(lane)
+        if lane.parked:
+            wait_s = lane.bucket.wait_s(self._clock())
+            lane.timer = self._worker.timer.call_after(wait_s, self._release, (name, lane))
+
+    def _release(self, name: str, lane: Lane) -> None:
+        lane.timer = None
+        while lane.parked and lane.bucket.take(self._clock()):
+            self._unpark(lane)
+        self._schedule(name, lane)
+
+    def _unpark(self, lane: Lane) -> None:
+        request = lane.parked.popleft()
+        self.parked_count -= 1
+        self._worker.prefetch.parked -= 1
+        # Its time may have run out, or it may have been revoked, while it was parked.
+        request.strategy.enter(request)
+
+    @staticmethod
+    def _cancel(lane: Lane) -> None:
+        if lane.timer is not None:
+            lane.timer.cancel()  # type: ignore[attr-defined]
+            lane.timer = None

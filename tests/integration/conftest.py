@@ -1,0 +1,86 @@
+"""Sites: brokers on which workers of the probe application run (tests/sites.py)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers import RabbitMQServer, RedisServer
+from tests.sites import Site
+from tests.workers import WorkerProcess
+
+
+@pytest.fixture
+def start_worker(tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]:
+    """Like `worker`, but `wait=False` gives one that may not be ready yet."""
+    workers: list[WorkerProcess] = []
+
+    def start(
+        app: str, args: Sequence[str] = (), *, wait: bool = True, **options: Any
+    ) -> WorkerProcess:
+        process = WorkerProcess(app, args, **{"cwd": tmp_path, **options})
+        workers.append(process)
+        return process.wait_until_ready() if wait else process
+
+    yield start
+    for process in workers:
+        process.kill()
+
+
+@pytest.fixture
+def redis_site(
+    redis_url: str, redis_server: RedisServer, start_worker: Callable[..., WorkerProcess]
+) -> Iterator[Site]:
+    """Redis for everything."""
+    db = int(redis_url.rsplit("/", 1)[1])
+    site = Site(
+        redis_url,
+        redis_url,
+        start_worker,
+        lambda queue: int(redis_server.client(db).llen(queue)),
+    )
+    yield site
+    site.close()
+
+
+@pytest.fixture
+def amqp_site(
+    amqp_url: str,
+    redis_url: str,
+    rabbitmq_server: RabbitMQServer,
+    start_worker: Callable[..., WorkerProcess],
+) -> Iterator[Site]:
+    """RabbitMQ, with results in Redis."""
+    vhost = amqp_url.rsplit("/", 1)[1]
+    site = Site(
+        amqp_url,
+        redis_url,
+        start_worker,
+        lambda queue: rabbitmq_server.queue_length(queue, vhost),
+    )
+    yield site
+    site.close()
+
+
+@pytest.fixture(params=["redis", "amqp"])
+def site(request: pytest.FixtureRequest) -> Site:
+    """Both in turn: the test runs twice."""
+    found: Site = request.getfixturevalue(f"{request.param}_site")
+    return found
+
+
+@pytest.fixture
+def measure() -> Callable[[], float]:
+    """Seconds since the last call."""
+    last = time.monotonic()
+
+    def elapsed() -> float:
+        nonlocal last
+        before, last = last, time.monotonic()
+        return last - before
+
+    return elapsed

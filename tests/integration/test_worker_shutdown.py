@@ -1,0 +1,117 @@
+"""Stopping a worker: what runs, what is held, what waits, and the exit code."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from tests.servers import wait_until
+from tests.sites import Site
+
+POOLS = ["prefork", "threads", "gevent"]
+COLD_S = 2.0
+
+
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["TERM", "INT"])
+def test_a_warm_shutdown_lets_tasks_end_and_gives_the_rest_back_at_once(
+    site: Site, pool: str, number: int, measure: Callable[[], float]
+) -> None:
+    worker = site.worker(pool, "--prefetch-multiplier", "4", concurrency=1)
+    running = site.send("wait", "running")
+    site.wait_until_begun("running")
+    for n in range(2):
+        site.send("record", f"held-{n}", countdown=3600)
+    for n in range(3):
+        site.send("record", f"waiting-{n}")
+    site.wait_until_waiting(0)
+    measure()
+    worker.signal(number)
+    site.wait_until_waiting(5)
+    assert measure() < 2
+    assert not running.ready()
+    site.open_gate("running")
+    assert running.get(timeout=10) == "running"
+    assert worker.wait(10) == 0
+    assert site.waiting() == 5
+    assert site.order() == ["running"]
+    assert "Traceback" not in worker.output
+
+
+def test_messages_that_were_given_back_run_in_their_old_order(site: Site) -> None:
+    first = site.worker("threads", "--prefetch-multiplier", "4", concurrency=1)
+    site.send("wait", "running")
+    site.wait_until_begun("running")
+    tokens = [f"waiting-{n}" for n in range(6)]
+    for token in tokens:
+        site.send("record", token)
+    site.wait_until_waiting(6 - 4)
+    first.signal(signal.SIGTERM)
+    site.wait_until_waiting(6)
+    site.open_gate("running")
+    assert first.wait() == 0
+    site.worker("threads", concurrency=1)
+    wait_until(lambda: len(site.order()) == 7, what="the tasks")
+    assert site.order() == ["running", *tokens]
+
+
+def test_an_idle_worker_that_only_holds_tasks_loses_none_when_it_stops(site: Site) -> None:
+    worker = site.worker("threads")
+    for n in range(20):
+        site.send("record", f"held-{n}", countdown=3600)
+    site.wait_until_waiting(0)
+    assert worker.stop() == 0
+    assert site.waiting() == 20
+
+
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize(
+    "numbers",
+    [(signal.SIGQUIT,), (signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGQUIT)],
+    ids=["QUIT", "INT-INT", "TERM-QUIT"],
+)
+def test_a_cold_shutdown_is_quick_and_late_acknowledged_tasks_go_back(
+    site: Site, pool: str, numbers: tuple[int, ...], measure: Callable[[], float]
+) -> None:
+    worker = site.worker(pool, concurrency=1)
+    running = site.send("wait_late", "running")
+    site.wait_until_begun("running")
+    waiting = site.send("record_late", "waiting")
+    site.wait_until_waiting(0)
+    for number in numbers[:-1]:
+        worker.signal(number)
+        worker.wait_for("warm shutdown")
+    measure()
+    worker.signal(numbers[-1])
+    assert worker.wait(10) == 1
+    assert measure() < COLD_S
+    site.wait_until_waiting(2)
+    assert (running.state, waiting.state) == ("PENDING", "PENDING")
+    assert "Traceback" not in worker.output
+    if pool == "threads":
+        site.open_gate("running")
+        site.worker(pool)
+        assert (running.get(timeout=10), waiting.get(timeout=10)) == ("running", 1)
+
+
+def test_a_task_that_is_ended_by_its_limit_during_a_shutdown_is_settled(site: Site) -> None:
+    """Its result is stored away from the loop, which must not end before the message is done."""
+    worker = site.worker("prefork", concurrency=1)
+    result = site.send("spin_hard_late", "long", 30)
+    site.wait_until_begun("long")
+    worker.signal(signal.SIGTERM)
+    assert worker.wait(10) == 0
+    assert result.state == "FAILURE"
+    assert site.waiting() == 0, "a task that has failed would run again"
+
+
+def test_a_worker_can_be_stopped_while_it_waits_for_its_broker(site: Site) -> None:
+    worker = site.worker(
+        "threads", wait=False, settings={"broker_url": "redis://127.0.0.1:1/0"}
+    )
+    worker.wait_for("cannot connect")
+    worker.signal(signal.SIGTERM)
+    assert worker.wait(5) == 0
+    assert "Traceback" not in worker.output
