@@ -93,6 +93,13 @@ def wait_late(token: str) -> str:
     return token
 
 
+@app.task(acks_late=True)
+def sleep_late(token: str, seconds: float) -> str:
+    begin(token)
+    time.sleep(seconds)
+    return token
+
+
 @app.task
 def die(token: str) -> None:
     begin(token)
@@ -166,6 +173,12 @@ async def async_spin(self: Any, seconds: float) -> str:
 @app.task
 async def async_fail() -> None:
     raise ValueError("on purpose")
+
+
+@app.task(bind=True)
+async def async_send(self: Any, x: int, y: int) -> None:
+    self.update_state(state="SENDING")
+    raise self.replace(add.s(x, y))
 
 
 @app.task

@@ -101,9 +101,7 @@ class Site:
 
     def wait_until_waiting(self, count: int, timeout_s: float = 10.0) -> None:
         """Wait until so many messages are in the queue."""
-        wait_until(
-            lambda: self.waiting() == count, timeout_s, f"{count} messages in the queue"
-        )
+        wait_until(lambda: self.waiting() == count, timeout_s, f"{count} messages in the queue")
 
     def close(self) -> None:
         self.app.close()

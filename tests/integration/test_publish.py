@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import gc
 import json
 import re
+import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -17,6 +19,7 @@ import redis
 from kombu import Connection, Exchange, Queue
 
 import umbel
+from tests.servers import RedisServer
 from umbel import Umbel
 
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
@@ -126,10 +129,13 @@ def comparable(found: list[dict[str, Any]]) -> Any:
 
     Celery gives no priority where it means 0 and its calls go to a named queue; it writes nulls
     into the options of signatures, and the id of a chord's header into its body, to no effect.
+    It shows signatures as dictionaries.
     """
     for message in found:
         message["properties"].setdefault("priority", 0)
         message["body"] = without_noise(message["body"])
+        shown = message["headers"]["kwargsrepr"].replace("Signature({", "{").replace("})", "}")
+        message["headers"]["kwargsrepr"] = shown
         for name in ("eta", "expires"):
             value = message["headers"].get(name)
             if value is not None:
@@ -161,18 +167,27 @@ def without_noise(value: Any, inside: str = "") -> Any:
 # -- both sides ----------------------------------------------------------------------------
 
 
-@pytest.fixture
+@pytest.fixture(scope="module", params=["redis", "amqp"])
 def sides(
-    broker_url: str, redis_url: str
+    request: pytest.FixtureRequest, redis_server: RedisServer
 ) -> Iterator[tuple[SimpleNamespace, SimpleNamespace, Callable[[], Any]]]:
-    backend = redis_url
-    ours = Umbel("shop", broker=broker_url, backend=backend, set_as_current=False, **settings())
-    theirs = celery.Celery("shop", broker=broker_url, backend=backend, set_as_current=False)
+    backend = broker = redis_server.url_of(251)
+    redis_server.client(251).flushdb()
+    take = taken_redis
+    if request.param == "amqp":
+        broker = request.getfixturevalue("rabbitmq_server").add_vhost("side-by-side")
+        take = taken_amqp
+    ours = Umbel("shop", broker=broker, backend=backend, set_as_current=False, **settings())
+    theirs = celery.Celery("shop", broker=broker, backend=backend, set_as_current=False)
     theirs.conf.update(settings())
-    take = taken_redis if broker_url.startswith("redis") else taken_amqp
-    yield declare(ours, umbel), declare(theirs, celery), lambda: comparable(take(broker_url))
+    yield declare(ours, umbel), declare(theirs, celery), lambda: comparable(take(broker))
     ours.close()
     theirs.close()
+    del theirs
+    with warnings.catch_warnings():
+        # Celery leaves sockets to the garbage collector.
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 Call = Callable[[SimpleNamespace], Any]
@@ -192,9 +207,10 @@ CALLS: dict[str, Call] = {
     "queue": lambda k: k.add.apply_async((1, 2), queue="fresh"),
     "topic queue": lambda k: k.add.apply_async((1, 2), queue="video"),
     "topic key": lambda k: k.add.apply_async((1, 2), queue="video", routing_key="video.avi"),
-    "exchange and key": lambda k: k.add.apply_async(
-        (1, 2), exchange="media", routing_key="video.x"
-    ),
+    "exchange and key": lambda k: [
+        k.add.apply_async((1, 2), queue="video"),
+        k.add.apply_async((1, 2), exchange="media", routing_key="video.x"),
+    ],
     "route and attributes": lambda k: k.routed.delay(),
     "priority": lambda k: k.add.apply_async((1, 2), priority=7),
     "links": lambda k: k.add.apply_async(
@@ -244,7 +260,9 @@ def differences(ours: Any, theirs: Any, path: str = "") -> list[str]:
         return [
             line
             for key in sorted(ours.keys() | theirs.keys())
-            for line in differences(ours.get(key, "absent"), theirs.get(key, "absent"), f"{path}.{key}")
+            for line in differences(
+                ours.get(key, "absent"), theirs.get(key, "absent"), f"{path}.{key}"
+            )
         ]
     if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
         return [

@@ -211,6 +211,7 @@ def test_coroutine_tasks_run_on_every_pool(redis_site: Site, pool: str) -> None:
     assert [result.get(timeout=10) for result in together] == ["to the end"] * 4
     with pytest.raises(ValueError, match="on purpose"):
         site.send("async_fail").get(timeout=10)
+    assert site.send("async_send", 20, 22).get(timeout=10) == 42
     cancelled = site.send("async_cancel")
     with pytest.raises(BaseException, match="on purpose") as caught:
         cancelled.get(timeout=10)

@@ -12,10 +12,13 @@ from tests.sites import Site
 
 POOLS = ["prefork", "threads", "gevent"]
 COLD_S = 2.0
+WARM_SAID, COLD_SAID = "umbel: warm shutdown", "umbel: cold shutdown"
 
 
-@pytest.mark.parametrize("pool", POOLS)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["TERM", "INT"])
+@pytest.mark.parametrize(
+    ("pool", "number"),
+    [*((pool, signal.SIGTERM) for pool in POOLS), ("threads", signal.SIGINT)],
+)
 def test_a_warm_shutdown_lets_tasks_end_and_gives_the_rest_back_at_once(
     site: Site, pool: str, number: int, measure: Callable[[], float]
 ) -> None:
@@ -66,11 +69,13 @@ def test_an_idle_worker_that_only_holds_tasks_loses_none_when_it_stops(site: Sit
     assert site.waiting() == 20
 
 
-@pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize(
-    "numbers",
-    [(signal.SIGQUIT,), (signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGQUIT)],
-    ids=["QUIT", "INT-INT", "TERM-QUIT"],
+    ("pool", "numbers"),
+    [
+        *((pool, (signal.SIGQUIT,)) for pool in POOLS),
+        ("threads", (signal.SIGINT, signal.SIGINT)),
+        ("prefork", (signal.SIGTERM, signal.SIGQUIT)),
+    ],
 )
 def test_a_cold_shutdown_is_quick_and_late_acknowledged_tasks_go_back(
     site: Site, pool: str, numbers: tuple[int, ...], measure: Callable[[], float]
@@ -82,18 +87,47 @@ def test_a_cold_shutdown_is_quick_and_late_acknowledged_tasks_go_back(
     site.wait_until_waiting(0)
     for number in numbers[:-1]:
         worker.signal(number)
-        worker.wait_for("warm shutdown")
+        worker.wait_for(WARM_SAID)
     measure()
     worker.signal(numbers[-1])
     assert worker.wait(10) == 1
     assert measure() < COLD_S
     site.wait_until_waiting(2)
     assert (running.state, waiting.state) == ("PENDING", "PENDING")
+    assert COLD_SAID in worker.output
     assert "Traceback" not in worker.output
     if pool == "threads":
         site.open_gate("running")
         site.worker(pool)
         assert (running.get(timeout=10), waiting.get(timeout=10)) == ("running", 1)
+
+
+def test_a_solo_worker_that_runs_a_task_stops_cold_at_once(
+    site: Site, measure: Callable[[], float]
+) -> None:
+    worker = site.worker("solo", concurrency=1)
+    running = site.send("wait_late", "running")
+    site.wait_until_begun("running")
+    measure()
+    worker.signal(signal.SIGQUIT)
+    assert worker.wait(10) == 1
+    assert measure() < COLD_S
+    site.wait_until_waiting(1)
+    assert running.state == "PENDING"
+
+
+def test_a_solo_worker_ends_its_task_before_it_stops_warm(site: Site) -> None:
+    worker = site.worker("solo", concurrency=1)
+    running = site.send("wait", "running")
+    site.wait_until_begun("running")
+    site.send("record", "waiting")
+    worker.signal(signal.SIGTERM)
+    worker.wait_for(WARM_SAID)
+    site.open_gate("running")
+    assert worker.wait(10) == 0
+    assert running.get(timeout=10) == "running"
+    site.wait_until_waiting(1)
+    assert site.runs("waiting") == 0
 
 
 def test_a_task_that_is_ended_by_its_limit_during_a_shutdown_is_settled(site: Site) -> None:
@@ -108,9 +142,7 @@ def test_a_task_that_is_ended_by_its_limit_during_a_shutdown_is_settled(site: Si
 
 
 def test_a_worker_can_be_stopped_while_it_waits_for_its_broker(site: Site) -> None:
-    worker = site.worker(
-        "threads", wait=False, settings={"broker_url": "redis://127.0.0.1:1/0"}
-    )
+    worker = site.worker("threads", wait=False, settings={"broker_url": "redis://127.0.0.1:1/0"})
     worker.wait_for("cannot connect")
     worker.signal(signal.SIGTERM)
     assert worker.wait(5) == 0

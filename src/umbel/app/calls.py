@@ -81,10 +81,12 @@ def prepare(
     ids = _lineage(name, chosen)
     now = app.now()
     eta = _eta(app, name, chosen, now)
+    if eta is not None:
+        destination = app.router.delayed(destination, (eta - now).total_seconds(), app.write_url)
     expires, expires_in_s = _expires(app, name, chosen.get("expires"), now)
+    # None on the wire: the worker's task decides.
     ignore_result = chosen.get("ignore_result")
-    if ignore_result is None and task is not None:
-        ignore_result = task.ignores_result
+    ignored = task.ignores_result if ignore_result is None and task is not None else ignore_result
     hard, soft = _limits(name, chosen)
     fields: dict[str, Any] = {
         "name": name,
@@ -132,7 +134,7 @@ def prepare(
         {**conf.task_publish_retry_policy, **(chosen.get("retry_policy") or {})},
         conf.task_publish_retry if enabled is None else bool(enabled),
     )
-    return Call(ids["id"], message, destination, policy, bool(ignore_result), ids["parent_id"])
+    return Call(ids["id"], message, destination, policy, bool(ignored), ids["parent_id"])
 
 
 def prepare_signature(app: Umbel, sig: Mapping[str, Any]) -> Call:
@@ -141,7 +143,10 @@ def prepare_signature(app: Umbel, sig: Mapping[str, Any]) -> Call:
     args, kwargs = sig["args"] or (), sig["kwargs"] or {}
     if task is not None and task.typing:
         task.check_arguments(args, kwargs)
-    return prepare(app, sig["task"], args, kwargs, sig["options"] or {}, task)
+    options = dict(sig["options"] or {})
+    if task is not None and options.get("ignore_result") is None:
+        options["ignore_result"] = task.ignores_result
+    return prepare(app, sig["task"], args, kwargs, options, task)
 
 
 def _check_spelling(name: str, options: Mapping[str, Any]) -> None:

@@ -60,9 +60,6 @@ _BY_REASON: dict[str, dict[str, Any]] = {
         "redis_retry_on_timeout": False,
         "redis_socket_keepalive": False,
     },
-    "delayed delivery on quorum queues is not supported yet": {
-        "broker_native_delayed_delivery_queue_type": "quorum",
-    },
     _NO_BACKEND: {
         "cache_backend": None,
         "cache_backend_options": {},
@@ -162,14 +159,11 @@ _BY_REASON: dict[str, dict[str, Any]] = {
         "worker_timer": None,
     },
     _NOT_YET: {
-        "worker_agent": None,
         "worker_state_db": None,
-        "worker_eta_task_limit": None,
         "worker_disable_prefetch": False,
         "worker_deduplicate_successful_tasks": False,
         "worker_pool_restarts": False,
         "worker_enable_soft_shutdown_on_idle": False,
-        "worker_enable_prefetch_count_reduction": True,
         "worker_log_datefmt": None,
         "worker_task_log_datefmt": None,
         "task_repr_maxlevels": 3,
@@ -177,15 +171,10 @@ _BY_REASON: dict[str, dict[str, Any]] = {
         "broker_channel_error_retry": False,
         "broker_pool_acquire_timeout": None,
     },
-    "remote control is not served yet": {"worker_enable_remote_control": True},
     "an error fetched with a result always carries the worker's traceback": {
         "task_remote_tracebacks": False,
     },
-    "tasks go on when the connection is lost": {
-        "worker_cancel_long_running_tasks_on_connection_loss": False,
-    },
     "a lost pool process is noticed at once": {"worker_lost_wait": 10.0},
-    "a cold stop is cold": {"worker_soft_shutdown_timeout": 0.0},
     "timers fire when they are due": {"worker_timer_precision": 1.0},
     "pool processes are forked": {"worker_pool_start_method": "fork"},
     _NO_COUNTERPART: {

@@ -10,6 +10,7 @@ or, for a connection that broke in the middle, may have been sent once.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,13 +20,15 @@ from kombu import Connection, Producer
 from kombu.exceptions import OperationalError
 
 from umbel.app.routes import Destination
-from umbel.broker import batches
+from umbel.broker import batches, delayed
 from umbel.broker.batches import Parcel
-from umbel.broker.connections import hang_up, masked
+from umbel.broker.connections import driver, hang_up, masked
 
 if TYPE_CHECKING:
     from umbel.app.umbel import Umbel
     from umbel.wire.tasks import OutgoingTask
+
+logger = logging.getLogger(__name__)
 
 
 class RetryPolicy:
@@ -51,6 +54,7 @@ class Link:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.declared: set[tuple[str, str]] = set()
+        self.used = False
         try:
             # One round over the brokers of the list; patience is the retry policy's matter.
             others = max(len(connection.alt) - 1, 0)
@@ -65,10 +69,24 @@ class Link:
         """Make sure that what the message is sent to exists; asked once per link."""
         for kind, entity in (("queue", destination.queue), ("exchange", destination.declare)):
             if entity is not None and (kind, entity.name) not in self.declared:
-                entity(self.channel).declare()
+                # Only a broker with a server knows what others have declared.
+                asked = getattr(entity, "passive", False)
+                if not asked or driver(self.connection) == "amqp":
+                    entity(self.channel).declare()
                 # What the broker deletes by itself may be gone the next time.
                 if entity.can_cache_declaration:
                     self.declared.add((kind, entity.name))
+        if destination.delay_kind:
+            self._declare_delays(destination)
+
+    def _declare_delays(self, destination: Destination) -> None:
+        # A message for an exchange that is not there would be lost without a word.
+        queue = destination.queue
+        key = ("delays", queue.name if queue is not None else "")
+        if key not in self.declared:
+            queues = [queue] if queue is not None else []
+            delayed.declare(self.connection, queues, destination.delay_kind)
+            self.declared.add(key)
 
     def close(self) -> None:
         """Close without caring whether the other side is still there."""
@@ -132,8 +150,10 @@ class Publisher:
     def _with_link(self, work: Callable[[Link], None], policy: RetryPolicy) -> None:
         attempt = 0
         while True:
+            used = False
             try:
                 with self._borrow() as link:
+                    used, link.used = link.used, True
                     work(link)
                 return
             except self._recoverable() as exc:
@@ -147,11 +167,23 @@ class Publisher:
                     ) from exc
                 time.sleep(delay_s)
                 attempt += 1
+            except self._refusals() as exc:
+                # It may be about an earlier message: RabbitMQ says so with the next one only.
+                if not used:
+                    raise
+                logger.warning("the broker closed a channel (%s): trying on another one", exc)
+                self._drop_idle()
 
     def _recoverable(self) -> tuple[type[BaseException], ...]:
         probe = self._app.connection(self._app.write_url)
         errors = (*probe.recoverable_connection_errors, *probe.recoverable_channel_errors)
         return (*errors, OSError, OperationalError)
+
+    def _refusals(self) -> tuple[type[BaseException], ...]:
+        errors: tuple[type[BaseException], ...] = self._app.connection(
+            self._app.write_url
+        ).channel_errors
+        return errors
 
     @contextlib.contextmanager
     def _borrow(self) -> Iterator[Link]:

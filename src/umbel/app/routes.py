@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kombu import Exchange, Queue
 from kombu.common import Broadcast
 
+from umbel.broker import delayed as delays
+from umbel.broker.connections import addresses
 from umbel.exceptions import ImproperlyConfigured, QueueNotFound
 
 if TYPE_CHECKING:
@@ -31,6 +33,9 @@ RouteSource = Callable[..., Any]
 ADDRESS = ("queue", "exchange", "routing_key")
 
 
+_RABBITMQ = ("amqp", "pyamqp", "librabbitmq")
+
+
 class Destination(NamedTuple):
     """Where one message is published, and what has to exist there before."""
 
@@ -39,6 +44,7 @@ class Destination(NamedTuple):
     queue: Queue | None
     delivery_mode: int
     declare: Exchange | None = None
+    delay_kind: str = ""  # of the queues that delay it on the broker, where they do
 
 
 class Queues(dict[str, Queue]):
@@ -88,11 +94,14 @@ class Queues(dict[str, Queue]):
         return queue
 
     def _put(self, queue: Queue) -> Queue:
+        conf = self._conf
         if queue.exchange is None or not queue.exchange.name:
             queue.exchange = Exchange(queue.name, type="direct", durable=True)
+            queue.routing_key = queue.routing_key or queue.name
         if not queue.routing_key:
-            queue.routing_key = queue.name
-        highest = self._conf.task_queue_max_priority
+            # Peers take the same one; a fanout on Redis reaches only who has agreed on it.
+            queue.routing_key = conf.task_default_routing_key or conf.task_default_queue
+        highest = conf.task_queue_max_priority
         argued = "x-max-priority" in (queue.queue_arguments or {})
         if highest is not None and queue.max_priority is None and not argued:
             queue.max_priority = highest
@@ -148,8 +157,9 @@ def _as_queue(name: str | None, declared: Any) -> Queue:
         options = dict(declared)
         kind = options.pop("exchange_type", "direct")
         own = options.pop("name", None) or name
-        exchange = options.pop("exchange", None) or own
-        key = options.pop("binding_key", None)
+        exchange = options.pop("exchange", None)
+        key = options.pop("binding_key", None) or (None if exchange else own)
+        exchange = exchange or own
         if isinstance(exchange, str):
             exchange = Exchange(exchange, type=kind, durable=True)
         return Queue(own, exchange, **{"routing_key": key, **options})
@@ -191,6 +201,23 @@ class Router:
                 return {**found, **{k: v for k, v in options.items() if v is not None}}
         return options
 
+    def delayed(self, to: Destination, delay_s: float, url: Any) -> Destination:
+        """Where a message goes that the broker itself keeps for a while: RabbitMQ, quorum queues.
+
+        The same destination where the broker can not: the worker keeps the message then.
+        """
+        if not to.exchange or not self._conf.worker_detect_quorum_queues:
+            return to
+        if not addresses(url)[0].lower().startswith(_RABBITMQ):
+            return to
+        if not _can_delay(to) or not delays.any_quorum(self._queues.copy().values()):
+            return to
+        found = delays.route(delay_s, to.routing_key)
+        if found is None:
+            return to
+        kind = self._conf.broker_native_delayed_delivery_queue_type
+        return to._replace(exchange=found[0], routing_key=found[1], delay_kind=kind)
+
     def destination(self, options: Mapping[str, Any]) -> Destination:
         """The destination that `queue`, `exchange`, `exchange_type` and `routing_key` name."""
         conf = self._conf
@@ -214,11 +241,13 @@ class Router:
         return _through_queue(queue, exchange, routing_key, delivery_mode)
 
     def _known_exchange(self, name: str) -> Exchange | None:
-        # Publishing to an exchange that is not there makes RabbitMQ close the channel.
+        # Publishing to an exchange that is not there makes RabbitMQ close the channel, and lose
+        # what follows there: one that is not ours to declare is asked for.
         if not name:
             return None
         known = (queue.exchange for queue in self._queues.copy().values())
-        return next((exchange for exchange in known if exchange.name == name), None)
+        asked = Exchange(name, passive=True)
+        return next((exchange for exchange in known if exchange.name == name), asked)
 
 
 def is_addressed(options: Mapping[str, Any]) -> bool:
@@ -238,6 +267,20 @@ def _through_queue(queue: Queue, exchange: Any, key: str | None, mode: int) -> D
     if queue.exchange.type == "direct":
         return Destination("", queue.name, queue, mode)
     return Destination(exchange or queue.exchange.name, key or queue.routing_key, queue, mode)
+
+
+def _can_delay(to: Destination) -> bool:
+    """Whether the key behind the delay brings the message to where it would have gone.
+
+    Workers tie topic exchanges to the one where delays end. A message that came from there, and
+    is sent again, goes there again.
+    """
+    if to.queue is not None:
+        own = to.queue.exchange
+        return own.name == to.exchange and own.type != "direct"
+    if to.exchange == delays.EXIT_EXCHANGE:
+        return True
+    return to.declare is not None and to.declare.type not in ("direct", "fanout")
 
 
 def _delivery_mode(mode: Any) -> int:

@@ -451,6 +451,63 @@ ROUTING = (
         "wait there if it is gone.",
     ),
     Setting(
+        "worker_enable_remote_control",
+        BOOL,
+        True,
+        "Answer inspect and control commands: off closes that door to whoever reaches the broker, "
+        "and monitors see nothing.",
+    ),
+    Setting(
+        "worker_cancel_long_running_tasks_on_connection_loss",
+        BOOL,
+        False,
+        "Cancel late-acknowledged tasks when the connection is lost: none runs twice at a time, "
+        "and the work done is thrown away.",
+    ),
+    Setting(
+        "worker_soft_shutdown_timeout",
+        seconds(),
+        0.0,
+        "Seconds that running tasks get in a cold shutdown: more lets them finish, less restarts "
+        "sooner. 0 is none.",
+    ),
+    Setting(
+        "worker_enable_prefetch_count_reduction",
+        BOOL,
+        True,
+        "After a lost connection ask for fewer messages while tasks from before still run: none "
+        "waits behind them, and the worker takes a little less for a while.",
+    ),
+    Setting(
+        "worker_eta_task_limit",
+        optional(integer(0)),
+        None,
+        "Most tasks with an eta for which the prefetch window grows; None is no limit. More keeps "
+        "tasks without an eta flowing past them, for memory.",
+    ),
+    Setting(
+        "worker_agent",
+        optional(either(TEXT, FUNCTION)),
+        None,
+        "A class, or its dotted name, that is made with the consumer's connection, started and "
+        "stopped with it: your own part of the worker, on the worker's connection.",
+    ),
+    Setting(
+        "worker_watchdog_timeout",
+        optional(seconds(1)),
+        30.0,
+        "Seconds without a sign of life from the broker after which the consumer is rebuilt; less "
+        "finds a dead connection sooner, and takes a slow broker for dead. None is never.",
+        differs="Umbel's own",
+    ),
+    Setting(
+        "broker_native_delayed_delivery_queue_type",
+        choice("quorum", "classic"),
+        "quorum",
+        "Kind of the queues that keep delayed messages on RabbitMQ: quorum survives the loss of a "
+        "node, classic is cheaper.",
+    ),
+    Setting(
         "worker_disable_rate_limits",
         BOOL,
         False,

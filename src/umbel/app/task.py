@@ -160,6 +160,8 @@ class Task:
             self.check_arguments(args or (), kwargs or {})
         if self.app.conf.task_always_eager:
             return self.apply(args, kwargs, **options)
+        if options.get("ignore_result") is None:
+            options["ignore_result"] = self.ignores_result
         return self.app.send(self.name, args, kwargs, options, self)
 
     def apply(

@@ -180,6 +180,7 @@ class Umbel:
             self.backend.before_send((call.id,))
         self.publisher.send(call.message, call.destination, call.policy)
         result = self.AsyncResult(call.id)
+        result.ignored = call.ignore_result
         if options.get("add_to_parent", True):
             add_to_caller(result)
         return result

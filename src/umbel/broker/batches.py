@@ -43,8 +43,8 @@ def publish_one(producer: Producer, parcel: Parcel) -> None:
     """Publish one message."""
     properties = dict(parcel.properties)
     if "expiration" in properties:
-        # kombu takes seconds here and writes milliseconds itself.
-        properties["expiration"] = int(properties["expiration"]) / 1000
+        # kombu takes seconds here and cuts them to milliseconds: half a one against its rounding.
+        properties["expiration"] = (int(properties["expiration"]) + 0.5) / 1000
     producer.publish(
         parcel.body,
         exchange=parcel.exchange,

@@ -33,7 +33,7 @@ def leave_compressed(channel: Any) -> None:
             except Exception as exc:
                 raise Unreadable(f"{type(exc).__name__}: {exc}") from exc
             if method is not None:
-                headers["compression"] = method
+                self.headers["compression"] = method
 
         def serializable(self) -> Any:
             """As it goes back to a queue: the body is still compressed, so the header stays."""

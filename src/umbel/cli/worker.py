@@ -115,6 +115,13 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
     type=click.IntRange(0, 65535),
     help="Answer /live and /ready on this port of 127.0.0.1.",
 )
+@_option(
+    "--show-blueprint",
+    is_flag=False,
+    flag_value="text",
+    type=click.Choice(["text", "dot", "svg"]),
+    help="Print the steps of the worker and leave; as text, or =dot, or =svg.",
+)
 @_option("-q", "--quiet", is_flag=True, help="No banner.")
 @_option("--no-color", is_flag=True, help="No colours.")
 @click.pass_obj
@@ -130,6 +137,7 @@ def worker(
     task_events: bool,
     quiet: bool,
     no_color: bool,
+    show_blueprint: str | None,
     **given: Any,
 ) -> int:
     """Take tasks from the broker and run them.
@@ -142,6 +150,11 @@ def worker(
         app.conf.update(include=[*(app.conf.include or ()), *include])
     apps.load_modules(app)
     options = WorkerOptions(task_events=task_events or None, **given)
+    if show_blueprint is not None:
+        from umbel.worker.drawing import FORMATS, drawings_of
+
+        click.echo(FORMATS[show_blueprint](drawings_of(app, options)))
+        return 0
     around = Surroundings(
         level=loglevel,
         logfile=_expanded(logfile, node_name(options.hostname)),

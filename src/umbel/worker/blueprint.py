@@ -12,9 +12,13 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from umbel.exceptions import ImproperlyConfigured
+
+if TYPE_CHECKING:
+    from umbel.app.umbel import Umbel
+    from umbel.worker.options import WorkerOptions
 
 logger = logging.getLogger("umbel.worker")
 
@@ -29,9 +33,16 @@ class Step:
     def __init__(self, parent: Any, **options: Any) -> None:
         """Made once; must not touch the broker."""
 
+    @classmethod
+    def why_off(cls, app: Umbel, options: WorkerOptions) -> str:
+        """Why this step does not take part; empty when it does. Must not touch the broker."""
+        return ""
+
     def include(self, parent: Any) -> bool:
         """Whether this step takes part."""
-        return True
+        worker = getattr(parent, "worker", parent)
+        options = getattr(worker, "options", None)
+        return options is None or not self.why_off(worker.app, options)
 
     def create(self, parent: Any) -> None:
         """Phase one: make what the step owns. Runs once, in order, before any start."""
@@ -132,6 +143,9 @@ def sort_steps(name: str, kinds: list[type[Step]]) -> list[type[Step]]:
             )
     plain = [kind for kind in by_label.values() if not kind.last]
     final = [kind for kind in by_label.values() if kind.last]
+    if len(final) > 1:
+        names = " and ".join(kind.label() for kind in final)
+        raise ImproperlyConfigured(f"blueprint {name}: only one step can be the last, not {names}")
     done: dict[str, type[Step]] = {}
     path: list[str] = []
 
@@ -144,13 +158,26 @@ def sort_steps(name: str, kinds: list[type[Step]]) -> list[type[Step]]:
             raise ImproperlyConfigured(f"blueprint {name}: steps require each other: {cycle}")
         path.append(label)
         for wanted in kind.requires:
-            visit(_find(name, label, wanted, by_label))
+            found = _find(name, label, wanted, by_label)
+            if found.last:
+                # It runs until the end: what comes after it would never start.
+                raise ImproperlyConfigured(
+                    f"blueprint {name}: step {label!r} requires {found.label()!r}, "
+                    "which is always the last one: require a step before it"
+                )
+            visit(found)
         path.pop()
         done[label] = kind
 
     for kind in (*plain, *final):
         visit(kind)
     return list(done.values())
+
+
+def required(name: str, kind: type[Step], kinds: Iterable[type[Step]]) -> list[type[Step]]:
+    """The steps that `kind` requires."""
+    known = {other.label(): other for other in kinds}
+    return [_find(name, kind.label(), wanted, known) for wanted in kind.requires]
 
 
 def _find(name: str, label: str, wanted: Any, known: dict[str, type[Step]]) -> type[Step]:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import errno
 import logging
 import random
+import resource
 import time
 from typing import TYPE_CHECKING, Any
 
 from kombu import Connection
 from kombu import Consumer as KombuConsumer
 
-from umbel.broker.connections import masked
+from umbel.broker.connections import hang_up, masked
+from umbel.broker.taking import Identity
 from umbel.worker.blueprint import Blueprint
 from umbel.worker.errors import BrokerUnreachable, ConnectionFailed
 from umbel.worker.steps import CONSUMER_STEPS
@@ -26,7 +28,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("umbel.consumer")
 
-RETRY_MIN_S, RETRY_MAX_S = 1.0, 32.0
+RETRY_MIN_S, RETRY_MAX_S = 0.5, 16.0
+# Connections that break within so many seconds are rebuilt with growing pauses, after a few.
+LASTING_S, SHORT_LIVES_FREE = 1.0, 5
+DAMP_MIN_S, DAMP_MAX_S = 0.1, 2.0
 
 
 class Consumer:
@@ -47,6 +52,10 @@ class Consumer:
             ConnectionFailed,
         )
         self.failure: BaseException | None = None
+        self.lost = False
+        self.identity = Identity()
+        self.last_sign = time.monotonic()  # of life from the broker
+        self._short_lives = 0
         self.blueprint = Blueprint("consumer", [*CONSUMER_STEPS, *self.app.steps["consumer"]])
         self.blueprint.create(self)
         self._connected_before = False
@@ -54,23 +63,41 @@ class Consumer:
     def run(self) -> None:
         """Consume until the worker is asked to stop."""
         worker = self.worker
+        worker.keep_timers()
         while not worker.stop_wanted.is_set():
+            self.failure, self.lost = None, False
+            began = time.monotonic()
             try:
-                self.failure = None
                 self.blueprint.start(self)
             except self.connection_errors as exc:
-                if getattr(exc, "errno", None) == errno.EMFILE:
-                    raise
-                if not self.app.conf.broker_connection_retry:
-                    raise BrokerUnreachable(
-                        f"the connection to {self.url} was lost: {exc}; "
-                        "broker_connection_retry is off"
-                    ) from exc
-                logger.warning("connection to %s lost: %s; reconnecting", self.url, _plain(exc))
-                worker.deliveries_void()
+                self.lost = True
+                self._on_lost(exc)
             finally:
                 worker.ready_now = False
                 self.blueprint.stop(self)
+            if self.lost:
+                self._damp(time.monotonic() - began)
+
+    def _on_lost(self, exc: BaseException) -> None:
+        self.worker.tally.connections_lost += 1
+        self.worker.deliveries_void()
+        fatal_if_no_files(exc)
+        if not self.app.conf.broker_connection_retry:
+            raise BrokerUnreachable(
+                f"the connection to {self.url} was lost: {_plain(exc)}; "
+                "broker_connection_retry is off"
+            ) from exc
+        logger.warning("connection to %s lost: %s; reconnecting", self.url, _plain(exc))
+
+    def _damp(self, lived_s: float) -> None:
+        """A connection that does not last is not rebuilt as fast as it breaks."""
+        if lived_s >= LASTING_S:
+            self._short_lives = 0
+            return
+        self._short_lives += 1
+        if self._short_lives > SHORT_LIVES_FREE:
+            steps = min(self._short_lives - SHORT_LIVES_FREE, 5)
+            self.worker.stop_wanted.wait(min(DAMP_MIN_S * 2 ** (steps - 1), DAMP_MAX_S))
 
     @property
     def url(self) -> str:
@@ -89,9 +116,12 @@ class Consumer:
             worker.last_turn = time.monotonic()  # who waits for a broker is alive
             connection = self.app.connection()
             try:
-                connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+                # One round over the brokers of the list; the pauses are ours.
+                others = max(len(connection.alt) - 1, 0)
+                connection.ensure_connection(max_retries=others, interval_start=0, interval_step=0)
             except Exception as exc:  # noqa: BLE001 - every transport has its own errors
-                connection.close()
+                hang_up(connection, lost=True)
+                fatal_if_no_files(exc)
                 attempt += 1
                 self._refused(exc, attempt, retry, limit)
                 continue
@@ -111,6 +141,19 @@ class Consumer:
             "cannot connect to %s: %s; trying again in %.1f s", self.url, _plain(exc), delay_s
         )
         self.worker.stop_wanted.wait(delay_s)
+
+
+def fatal_if_no_files(exc: BaseException) -> None:
+    """Without file descriptors nothing gets better by trying again: say so and end."""
+    cause: BaseException | None = exc
+    while cause is not None:
+        if getattr(cause, "errno", None) in (errno.EMFILE, errno.ENFILE):
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            raise BrokerUnreachable(
+                f"too many open files (the limit is {soft}, at most {hard}): raise it with "
+                "'ulimit -n', or lower the concurrency"
+            ) from exc
+        cause = cause.__cause__ or cause.__context__
 
 
 def _plain(exc: BaseException) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import selectors
 from collections import deque
 from collections.abc import Callable
 
@@ -24,6 +25,7 @@ class Inbox:
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
+        self._selector: selectors.BaseSelector | None = None
 
     def fileno(self) -> int:
         """Readable when something was posted."""
@@ -39,6 +41,13 @@ class Inbox:
         # A full pipe means that the loop will wake up anyway; a closed one that it has ended.
         with contextlib.suppress(OSError):
             os.write(self._write, b"\0")
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until something is posted, or so long; for a loop that does not watch `fileno`."""
+        if self._selector is None:
+            self._selector = selectors.DefaultSelector()
+            self._selector.register(self._read, selectors.EVENT_READ)
+        self._selector.select(timeout_s)
 
     def run(self) -> None:
         """Run everything that was posted so far; one failure does not stop the rest."""
@@ -56,6 +65,8 @@ class Inbox:
 
     def close(self) -> None:
         """No more wake-ups."""
+        if self._selector is not None:
+            self._selector.close()
         descriptors = self._read, self._write
         # Not the old numbers, which somebody else may get.
         self._read = self._write = -1

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from umbel.worker.errors import ConnectionFailed
 from umbel.worker.steps.tasks import TasksStep
+from umbel.worker.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from umbel.worker.consumer import Consumer
@@ -28,6 +29,7 @@ IDLE_TURN_S = 1.0
 BUSY_TURN_S = 0.02
 # So many messages that are waiting already are taken before timers and inbox are looked at.
 BURST = 16
+TAKE_MAX = 64
 
 
 def asynloop(consumer: Consumer) -> None:
@@ -37,9 +39,16 @@ def asynloop(consumer: Consumer) -> None:
     assert connection is not None
     errors = consumer.connection_errors
     hub.propagate_errors = errors
+    watch = Watchdog(consumer)
+    window, ticks = _Window(consumer), set(hub.on_tick)
+    TasksStep.consume(consumer)
+    hub.on_tick.add(window.tell)
     connection.transport.register_with_event_loop(connection.connection, hub)
     _watch_heartbeat(consumer)
     hub.add_reader(worker.inbox.fileno(), worker.inbox.run)
+    taker = consumer.taker
+    if taker is not None and taker.watches:
+        hub.add_reader(taker.fileno(), taker.on_readable)
     worker.became_ready()
     loop = hub.create_loop()
     draining = False
@@ -48,17 +57,17 @@ def asynloop(consumer: Consumer) -> None:
             worker.last_turn = time.monotonic()
             _check(consumer)
             if worker.stop_wanted.is_set():
-                if not draining:
-                    draining = _drain(consumer)
-                if worker.cold or not worker.busy:
+                draining = draining or _drain(consumer)
+                if _is_over(worker):
                     return
             else:
-                TasksStep.apply_prefetch(consumer)
+                window.tell()
             # All that are due: the hub alone fires ten and then waits.
-            if len(worker.timer):
-                _fire_timers(worker.timer)
+            _fire_timers(worker.timer, errors)
+            watch.check(worker.last_turn)
             try:
-                _take(consumer)
+                if _take(consumer) >= TAKE_MAX:
+                    worker.inbox.wake()  # there may be more: the hub must not wait
                 next(loop)
             except StopIteration:
                 loop = hub.create_loop()
@@ -68,7 +77,28 @@ def asynloop(consumer: Consumer) -> None:
                 _dropped(exc)
                 loop = hub.create_loop()
     finally:
+        hub.on_tick &= ticks
         _reset_hub(worker)
+
+
+class _Window:
+    """Tells the broker the window when nothing else is arriving, or after a few turns.
+
+    Asked before every wait of the hub too: it handles messages just before it waits.
+    """
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+        self._turns = 0
+
+    def tell(self) -> None:
+        worker = self._consumer.worker
+        if not worker.prefetch.is_due or worker.stop_wanted.is_set():
+            return
+        self._turns += 1
+        if self._turns > BURST or not worker.hub.poller.poll(0):
+            self._turns = 0
+            TasksStep.apply_prefetch(self._consumer)
 
 
 def synloop(consumer: Consumer) -> None:
@@ -76,6 +106,8 @@ def synloop(consumer: Consumer) -> None:
     worker, connection = consumer.worker, consumer.connection
     assert connection is not None
     errors, drain = consumer.connection_errors, connection.drain_events
+    TasksStep.consume(consumer)
+    _watch_heartbeat(consumer)
     worker.became_ready()
     draining = False
     while True:
@@ -83,17 +115,24 @@ def synloop(consumer: Consumer) -> None:
         _check(consumer)
         if len(worker.inbox):
             worker.inbox.run()
-        wait_s = _fire_timers(worker.timer) if len(worker.timer) else IDLE_TURN_S
+        wait_s = _fire_timers(worker.timer, errors)
         if worker.stop_wanted.is_set():
-            if not draining:
-                draining = _drain(consumer)
-            if worker.cold or not worker.busy:
+            draining = draining or _drain(consumer)
+            if _is_over(worker):
                 return
         else:
             TasksStep.apply_prefetch(consumer)
         turn_s = BUSY_TURN_S if worker.busy or len(worker.inbox) else IDLE_TURN_S
         try:
-            drain(timeout=0 if _take(consumer) else min(turn_s, wait_s))
+            if _take(consumer):
+                turn_s = 0
+            elif worker.saturated:
+                worker.inbox.wait(min(turn_s, wait_s))
+                turn_s = 0
+            elif consumer.taker is not None and consumer.taker.watches:
+                consumer.taker.wait(min(turn_s, wait_s))
+                turn_s = 0
+            drain(timeout=min(turn_s, wait_s))
             for _ in range(BURST):
                 drain(timeout=0)
         except TimeoutError:
@@ -104,9 +143,25 @@ def synloop(consumer: Consumer) -> None:
             _dropped(exc)
 
 
+def _is_over(worker: Any) -> bool:
+    worker.check_patience()
+    if worker.cold:
+        # Before their messages go back, where another worker may begin them.
+        worker.pool.terminate()
+        return True
+    return not worker.busy
+
+
 def _take(consumer: Consumer) -> int:
-    taker = consumer.taker
-    return 0 if taker is None or consumer.worker.stop_wanted.is_set() else taker.fill()
+    taker, worker, taken = consumer.taker, consumer.worker, 0
+    if taker is None:
+        return 0
+    # What is held widens the window, which is a number of ours on this broker: go on, for a while.
+    while not worker.stop_wanted.is_set() and taken < TAKE_MAX and (count := taker.fill()):
+        taken += count
+        TasksStep.apply_prefetch(consumer)
+    consumer.last_sign = max(consumer.last_sign, taker.last_answer)
+    return taken
 
 
 def _check(consumer: Consumer) -> None:
@@ -120,11 +175,14 @@ def _drain(consumer: Consumer) -> bool:
     worker.ready_now = False
     if worker.cold:
         logger.warning("cold shutdown: running tasks are stopped")
-        # Before their messages go back, where another worker may begin them.
-        worker.pool.terminate()
         return True
     running = len(worker.tally.active)
-    logger.warning("warm shutdown: %d running tasks may end", running)
+    if worker.soft_until is None:
+        logger.warning("warm shutdown: %d running tasks may end", running)
+    else:
+        left_s = max(0.0, worker.soft_until - time.monotonic())
+        logger.warning("soft shutdown: %d running tasks have %.1f s to end", running, left_s)
+        worker.timer.call_after(left_s, worker.check_patience)
     if consumer.tasks is not None:
         consumer.tasks.cancel()
     worker.give_back()
@@ -136,21 +194,31 @@ def _dropped(exc: Exception) -> None:
     logger.error("a message from the broker could not be read and was dropped", exc_info=exc)
 
 
-def _fire_timers(timer: Any) -> float:
+def _fire_timers(timer: Any, errors: tuple[type[BaseException], ...]) -> float:
+    """Run all that is due; how long until the next, at most an idle turn."""
+    if not len(timer):
+        return IDLE_TURN_S
     for wait_s, entry in timer:
         if entry is None:
             return IDLE_TURN_S if wait_s is None else float(wait_s)
-        timer.apply_entry(entry)
+        try:
+            entry()
+        except errors:
+            raise
+        except Exception:
+            logger.exception("a timer's work failed")
     return IDLE_TURN_S
 
 
 def _watch_heartbeat(consumer: Consumer) -> None:
-    connection, hub = consumer.connection, consumer.worker.hub
+    connection = consumer.connection
     assert connection is not None
     interval_s = connection.get_heartbeat_interval() if connection.supports_heartbeats else 0
     if interval_s:
         rate = consumer.app.conf.broker_heartbeat_checkrate
-        hub.call_repeatedly(interval_s / rate, connection.heartbeat_check, rate)
+        consumer.worker.timer.call_repeatedly(
+            interval_s / rate, connection.heartbeat_check, (rate,)
+        )
 
 
 def _reset_hub(worker: Any) -> None:

@@ -44,12 +44,14 @@ class Request:
 
     __slots__ = (
         "accepted_at",
+        "dropped",
         "eta",
         "expires",
         "header",
         "message",
         "name",
         "order",
+        "owed",
         "pid",
         "settled",
         "strategy",
@@ -72,6 +74,8 @@ class Request:
         self.accepted_at: float | None = None
         self.settled = False
         self.void = False
+        self.owed = False  # counted as a debt of the prefetch window
+        self.dropped = False  # ended because its delivery is void: it will run again
 
     @property
     def id(self) -> str:
@@ -212,9 +216,10 @@ class Request:
         self.worker.released(self)
 
     def _on_terminated(self, signum: int) -> None:
-        name = signal.Signals(signum).name
-        logger.warning("Task %s[%s] terminated (%s)", self.name, self.id, name)
-        self.revoke("terminated")
+        if not self.dropped:
+            name = signal.Signals(signum).name
+            logger.warning("Task %s[%s] terminated (%s)", self.name, self.id, name)
+            self.revoke("terminated")
         self.worker.released(self)
 
     # -- outcomes without an execution -------------------------------------------------

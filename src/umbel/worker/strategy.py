@@ -21,6 +21,7 @@ is stored where the message told an id.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -63,6 +64,8 @@ class Receiver:
         """The barrier: every message ends in an answer."""
         worker = self.worker
         worker.tally.received += 1
+        for hook in worker.on_task_message:
+            self._tell(hook, message)
         try:
             self._receive(message)
         except Refusal as refusal:
@@ -71,6 +74,13 @@ class Receiver:
             # Not foreseen: ours to mend. The message goes to the dead letters, not in circles.
             logger.exception("a message could not be handled")
             self.refuse(message, Refusal(caps.INVALID_TASK, f"{type(exc).__name__}: {exc}"))
+
+    @staticmethod
+    def _tell(hook: Callable[[Any], None], message: Any) -> None:
+        try:
+            hook(message)
+        except Exception:
+            logger.exception("a hook on task messages failed: %r", hook)
 
     def _receive(self, message: Any) -> None:
         headers = message.headers

@@ -26,6 +26,8 @@ class Tally:
         self.reserved: dict[int, Request] = {}  # received, not settled; keyed by id(request)
         self.active: dict[int, Request] = {}  # being executed
         self.losses: OrderedDict[str, int] = OrderedDict()
+        self.connections_lost = 0
+        self.rebuilt_by_watchdog = 0
 
     def lost_again(self, task_id: str) -> int:
         """Count that a pool process died under this task; how often that has happened."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 import threading
 import time
 from collections import deque
@@ -23,7 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 from umbel.app.declaring import annotate
 from umbel.app.routes import direct_queue
+from umbel.broker import leases
 from umbel.worker.blueprint import Blueprint
+from umbel.worker.errors import BrokerUnreachable
 from umbel.worker.inbox import Inbox
 from umbel.worker.options import Plan, WorkerOptions, plan_for
 from umbel.worker.pools.base import Pool, PoolClosed
@@ -65,21 +68,27 @@ class Worker:
         self._select_queues()
         self.tally = Tally()
         self.inbox = Inbox()
-        self.prefetch = Prefetch(self.plan.concurrency, self.plan.prefetch_multiplier)
+        self.prefetch = Prefetch(
+            self.plan.concurrency, self.plan.prefetch_multiplier, app.conf.worker_eta_task_limit
+        )
         self.rates = RateLimits(self, app.conf.worker_parked_task_limit)
         self.runner = Runner(app, self.plan.hostname)
         self.receiver = Receiver(self)
         self.revoked: Container[str] | None = None
         self.on_ready: list[Callable[[Worker], None]] = []
+        self.on_task_message: list[Callable[[Any], None]] = []
         self.started_at = time.time()
         self.ready_now = False
         self.last_turn = time.monotonic()
         self.stop_wanted = threading.Event()
         self.cold = False
+        self.soft_until: float | None = None
         self.pid = os.getpid()
         self._ready: deque[Request] = deque()
+        self._orphans: list[Any] = []  # messages of a lost connection that nobody works on
         self._in_pool = 0
         self._aside_count = 0
+        self._lasting: list[Any] = []
         self._dispatching = False
         self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="umbel-aside")
         self.blueprint = Blueprint("worker", [*WORKER_STEPS, *app.steps["worker"]])
@@ -104,6 +113,11 @@ class Worker:
         gc.freeze()
         try:
             self.blueprint.start(self)
+        except BrokerUnreachable as exc:
+            # What runs may end: nobody would run it again if it was acknowledged early.
+            if self.busy:
+                logger.error("%s; the worker ends when its running tasks have", exc)
+            raise
         except BaseException:
             self.cold = True
             raise
@@ -117,9 +131,21 @@ class Worker:
 
     def stop(self, *, cold: bool = False) -> None:
         """Ask the worker to stop, from any thread; a signal handler needs a thread for it."""
-        self.cold = self.cold or cold
+        patience_s = self.app.conf.worker_soft_shutdown_timeout
+        if cold and patience_s and self.soft_until is None:
+            # A soft stop: warm for a while, then cold. The next request is cold at once.
+            self.soft_until = time.monotonic() + patience_s
+        elif cold:
+            self.cold = True
         self.stop_wanted.set()
         self.inbox.wake()
+        if self.cold and self.inline:
+            self.pool.terminate()  # the loop is inside of the task, and looks at nothing
+
+    def check_patience(self) -> None:
+        """The time that a soft stop gives running tasks may be over."""
+        if self.soft_until is not None and time.monotonic() >= self.soft_until and self.busy:
+            self.cold = True
 
     def became_ready(self) -> None:
         """The consumer takes messages now."""
@@ -127,6 +153,17 @@ class Worker:
         for call in self.on_ready:
             call(self)
         logger.info("%s ready.", self.plan.hostname)
+
+    def grow(self, n: int = 1) -> None:
+        """Run `n` more tasks at a time; the prefetch window follows. On the loop thread."""
+        self.pool.grow(n)
+        self.prefetch.concurrency = self.pool.size
+        self.dispatch()
+
+    def shrink(self, n: int = 1) -> None:
+        """Run `n` fewer tasks at a time, without ending one."""
+        self.pool.shrink(n)
+        self.prefetch.concurrency = self.pool.size
 
     # -- requests: ready, held, running, released --------------------------------------
 
@@ -169,6 +206,9 @@ class Worker:
         self.tally.reserved.pop(key, None)
         self.tally.finished += 1
         self._in_pool -= 1
+        if request.owed:
+            request.owed = False
+            self.prefetch.debtors -= 1
         if self._ready:
             self.dispatch()
 
@@ -196,6 +236,11 @@ class Worker:
         """Whether something is under way that ends in a message being settled."""
         return self._in_pool > 0 or self._aside_count > 0
 
+    @property
+    def saturated(self) -> bool:
+        """Whether nothing new can begin before something ends."""
+        return self._in_pool >= self.pool.size or bool(self._ready)
+
     def give_back(self) -> None:
         """Return every message that is not being executed to its queue, newest first."""
         running = self.tally.active
@@ -212,20 +257,75 @@ class Worker:
     def deliveries_void(self) -> None:
         """The connection is gone: what it brought will be delivered again by the broker.
 
-        Running tasks go on; their messages are never settled on another channel.
+        Running tasks go on; their messages are settled on another channel only where that has a
+        meaning, see `reclaim`.
         """
-        parked = self.rates.clear()
-        for request in list(self.tally.reserved.values()):
-            request.void = True
-            if request.timer is not None:
-                self.unhold(request)
-                self.tally.reserved.pop(id(request), None)
-        for request in (*self._ready, *parked):
-            self.tally.reserved.pop(id(request), None)
+        leases.disown(self.consumer.channel)
+        waiting = {id(request) for request in (*self._ready, *self.rates.clear())}
         self._ready.clear()
-        # Besides held tasks only the lost transport had timers; a new one sets its own.
-        self.timer.clear()
+        cancel = self.app.conf.worker_cancel_long_running_tasks_on_connection_loss
+        for key, request in list(self.tally.reserved.items()):
+            request.void = True
+            if request.timer is not None or key in waiting:
+                self.unhold(request)
+                del self.tally.reserved[key]
+                self._orphans.append(request.message)
+            else:
+                # In the pool, even if the word that it has begun is still in the inbox.
+                self._owe(request, cancel)
+        self._drop_timers()
         self.prefetch.forget_sent()
+
+    def keep_timers(self) -> None:
+        """What is set before the first connection, by steps of users say, outlives it."""
+        self._lasting = [scheduled[2] for scheduled in self.timer.queue]
+
+    def _drop_timers(self) -> None:
+        """The lost transport and what it brought set timers; a new one sets its own."""
+        kept = [
+            (eta, priority, entry)
+            for eta, priority, entry in self.timer.queue
+            if any(entry is one for one in self._lasting)
+        ]
+        self.timer.clear()
+        for eta, priority, entry in kept:
+            self.timer.enter_at(entry, eta, priority)
+
+    def reclaim(self, channel: Any) -> None:
+        """There is a new channel: where messages outlive connections, see to the old ones.
+
+        Those of running tasks are settled here when the tasks end; all others go back at once.
+        """
+        if leases.lease_s(channel) is None:
+            self._orphans.clear()
+            return
+        while self._orphans:  # newest first; one that fails to go back is tried again later
+            leases.put_back(channel, self._orphans[-1])
+            self._orphans.pop()
+        for request in self.tally.reserved.values():
+            if request.void and not request.settled and not request.dropped:
+                request.void = False
+                self._owe_no_more(request)
+                leases.adopt(channel, request.message)
+
+    def _owe_no_more(self, request: Request) -> None:
+        if request.owed:
+            request.owed = False
+            self.prefetch.debtors -= 1
+
+    def _owe(self, request: Request, cancel: bool) -> None:
+        """A task runs on whose message the broker will deliver again."""
+        if self.app.conf.worker_enable_prefetch_count_reduction and not request.owed:
+            request.owed = True
+            self.prefetch.debtors += 1
+        late = request.strategy.acks_late and not request.dropped
+        if cancel and late and not self.inline:
+            logger.warning(
+                "Task %s[%s] is cancelled: its message will be delivered again",
+                request.name, request.id,
+            )  # fmt: skip
+            request.dropped = True
+            self.pool.cancel(request.id, signal.SIGTERM)
 
     # -- the ways to the loop thread ---------------------------------------------------
 

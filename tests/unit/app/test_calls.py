@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -68,7 +69,7 @@ def test_a_plain_call_has_every_header_that_peers_expect(app: Umbel) -> None:
         "lang": "py", "task": "add", "id": "the-id", "shadow": None, "eta": None, "expires": None,
         "group": None, "group_index": None, "retries": 0, "timelimit": [None, None],
         "root_id": "the-id", "parent_id": None, "argsrepr": "(1, 2)", "kwargsrepr": "{}",
-        "origin": f"gen{os.getpid()}@{socket.gethostname()}", "ignore_result": False,
+        "origin": f"gen{os.getpid()}@{socket.gethostname()}", "ignore_result": None,
         "replaced_task_nesting": 0, "stamped_headers": None, "stamps": {},
     }  # fmt: skip
     assert made.message.properties == {
@@ -290,12 +291,31 @@ def test_whether_the_result_is_kept_is_the_callers_then_the_tasks_word(app: Umbe
     def silent() -> None:
         """Keeps nothing."""
 
-    assert prepare(app, "silent", (), {}, {}, silent).message.headers["ignore_result"] is True
-    spoken = prepare(app, "silent", (), {}, {"ignore_result": False}, silent)
-    assert spoken.message.headers["ignore_result"] is False
+    silent.delay()
+    silent.apply_async(ignore_result=False)
+    app.send_many([silent.s(), silent.s().set(ignore_result=False), app.tasks["add"].s(1)])
+    app.tasks["add"].delay(1)
+    # By name: the worker's task decides.
+    app.send_task("silent")
+    assert [message.headers["ignore_result"] for message in taken(app)] == [
+        True, False, True, False, False, False, None,
+    ]  # fmt: skip
+    assert prepare(app, "silent", (), {}, {}, silent).ignore_result
+    assert not call(app).ignore_result
     assert call(app, ignore_result=True).ignore_result
-    # Not known here: the worker's task decides.
-    assert prepare(app, "far", (), {}, {}, None).message.headers["ignore_result"] is None
+
+
+def test_nobody_waits_for_a_result_that_is_not_kept(app: Umbel) -> None:
+    quiet = app.task(name="quiet", ignore_result=True)(lambda: 1)
+    assert quiet.delay().get(timeout=1) is None
+    assert app.tasks["add"].apply_async((1,), ignore_result=True).get(timeout=1) is None
+    assert asyncio.run(awaited(quiet.delay())) is None
+    assert not quiet.apply_async(ignore_result=False).ignored
+
+
+async def awaited(result: Any) -> Any:
+    async with asyncio.timeout(1):
+        return await result
 
 
 def test_a_misspelt_option_is_refused_and_a_foreign_one_is_not(app: Umbel) -> None:

@@ -32,6 +32,7 @@ UNDECLARED = {
 OWN = {
     "embedded_directory",
     "worker_parked_task_limit",
+    "worker_watchdog_timeout",
     "task_message_max_bytes",
     "task_message_max_depth",
     "task_message_max_integer_digits",

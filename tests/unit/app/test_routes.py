@@ -105,6 +105,16 @@ def test_queues_are_declared_by_name_alone() -> None:
     assert app.queues["a"].exchange.name == "a"
 
 
+def test_a_queue_without_a_key_takes_its_name_or_the_key_that_peers_take() -> None:
+    fanout = Exchange("news", type="fanout")
+    app = app_with(task_queues=[Queue("plain"), Queue("news", fanout), Broadcast("announce")])
+    assert app.queues["plain"].routing_key == "plain"
+    assert app.queues["news"].routing_key == "celery"
+    assert app.queues.find("announce").routing_key == "celery"
+    keyed = app_with(task_default_routing_key="k", task_queues=[Queue("q", Exchange("e"))])
+    assert keyed.queues["q"].routing_key == "k"
+
+
 def test_a_dictionary_of_queues_keeps_an_exchange_type_without_an_exchange_name() -> None:
     app = app_with(task_queues={"news": {"exchange_type": "fanout"}})
     assert app.queues["news"].exchange.name == "news"

@@ -78,6 +78,7 @@ class AsyncResult:
         self._app = app
         self._backend = backend
         self.parent = parent
+        self.ignored = False  # nothing is kept, so nobody waits for it
         self._meta: dict[str, Any] | None = None
 
     @property
@@ -114,6 +115,8 @@ class AsyncResult:
         `no_ack` are taken for compatibility: nothing is polled. Raises `TimeoutError` when
         `timeout` seconds have passed; the task itself goes on.
         """
+        if self.ignored:
+            return None
         if disable_sync_subtasks:
             refuse_wait_in_task(f"task {self.id}")
         meta = self._final() or self._wait(timeout, propagate and follow_parents, on_message)
@@ -154,6 +157,8 @@ class AsyncResult:
         return self._await().__await__()
 
     async def _await(self) -> Any:
+        if self.ignored:
+            return None
         if self._meta is None:
             metas = arrivals_async(self.backend, (self.id,))
             try:

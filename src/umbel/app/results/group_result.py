@@ -262,9 +262,9 @@ class GroupResult:
     @classmethod
     def restore(
         cls,
-        id: str,
+        id: str,  # noqa: A002 - the name callers know
         backend: Backend | None = None,
-        app: Umbel | None = None,  # noqa: A002
+        app: Umbel | None = None,
     ) -> GroupResult | None:
         """A group that was saved, or None."""
         chosen = app if app is not None else current_app()

@@ -75,6 +75,10 @@ class SoloPool(Pool):
     def start(self) -> None:
         """Nothing to start."""
         self._pid = os.getpid()
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
+            # A handler of Python's, so that the signal makes this thread run Python: `terminate`.
+            signal.signal(signal.SIGALRM, _wake)
 
     def submit(
         self, order: Order, watcher: Watcher, soft_s: float | None, hard_s: float | None
@@ -122,6 +126,11 @@ class SoloPool(Pool):
         if threading.get_ident() == self._runner:
             raise SoloInterrupted  # we are inside the order: this leaves it
         self._guard.interrupt(SoloInterrupted)
+        if self._runner == threading.main_thread().ident and callable(
+            signal.getsignal(signal.SIGALRM)
+        ):
+            # The order may wait in a system call, which only a signal ends.
+            signal.pthread_kill(self._runner, signal.SIGALRM)
 
     def cancel(self, order_id: str, signum: int) -> bool:
         """Interrupt the order that runs in another thread."""
@@ -195,6 +204,10 @@ class SoloPool(Pool):
     def _left_alone(self) -> bool:
         """After a cold stop nobody is told anything."""
         return self._terminated
+
+
+def _wake(signum: int, frame: FrameType | None) -> None:
+    """Does nothing; what was raised in the thread is seen here at the latest."""
 
 
 class _Alarm:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from typing import Any
 
+from umbel.broker.connections import hang_up
 from umbel.worker.blueprint import Step
 
 logger = logging.getLogger("umbel.consumer")
@@ -28,5 +28,4 @@ class ConnectionStep(Step):
         """Close; a connection that is broken is let go."""
         connection, parent.connection = parent.connection, None
         if connection is not None:
-            with contextlib.suppress(Exception):
-                connection.close()
+            hang_up(connection, lost=parent.lost)

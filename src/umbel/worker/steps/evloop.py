@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from umbel.worker.blueprint import Step
-from umbel.worker.loops import asynloop, synloop
 
 
 class EvloopStep(Step):
@@ -15,8 +15,17 @@ class EvloopStep(Step):
     requires = ("Connection", "Tasks")
     last = True
 
+    loop: Callable[[Any], None] | None = None  # instead of the one that would be chosen
+
     def start(self, parent: Any) -> None:
         """Consume until told to stop; raises when the connection is lost."""
-        transport = parent.connection.transport
-        evented = transport.implements.asynchronous and not parent.worker.pool.green
-        (asynloop if evented else synloop)(parent)
+        loop = self.loop if self.loop is not None else self._choose(parent)
+        loop(parent)
+
+    @staticmethod
+    def _choose(parent: Any) -> Callable[[Any], None]:
+        # Here, because the loops know the step that consumes.
+        from umbel.worker.loops import asynloop, synloop
+
+        evented = parent.connection.transport.implements.asynchronous
+        return asynloop if evented and not parent.worker.pool.green else synloop

@@ -42,8 +42,10 @@ class PoolStep(Step):
     def stop(self, parent: Any) -> None:
         """Let running tasks end: the loop has seen to that, unless it lost its broker."""
         while not parent.pool.close_and_join(timeout_s=LOOK_S) and not parent.cold:
-            pass
+            parent.inbox.run()
+            parent.check_patience()
         parent.pool.terminate()
+        parent.inbox.run()
 
     def terminate(self, parent: Any) -> None:
         """Kill what runs."""

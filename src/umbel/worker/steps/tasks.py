@@ -8,23 +8,27 @@ from typing import Any
 
 from kombu import Consumer
 
+from umbel.broker import delayed, leases
 from umbel.broker.messages import leave_compressed
 from umbel.broker.taking import taker_for
 from umbel.worker.blueprint import Step
 
+LEASE_RENEWAL_MAX_S = 60.0
+
 
 class TasksStep(Step):
-    """Declares the queues and asks the broker for their messages."""
+    """Declares the queues and prepares a consumer of them."""
 
     name = "Tasks"
     requires = ("Connection",)
 
     def start(self, parent: Any) -> None:
-        """Begin to consume; the window is set first, so that the broker never sends too much."""
+        """Prepare to consume; the window is set first, so that the broker never sends too much."""
         worker = parent.worker
         channel = parent.channel = parent.connection.channel()
         leave_compressed(channel)
-        parent.taker = taker_for(channel)
+        parent.taker = taker_for(channel, parent.identity)
+        worker.reclaim(channel)
         parent.tasks = Consumer(
             channel,
             queues=list(worker.app.queues.consumed.values()),
@@ -35,7 +39,26 @@ class TasksStep(Step):
         )
         worker.prefetch.forget_sent()
         self.apply_prefetch(parent)
+        self._keep_leases(parent)
+
+    @staticmethod
+    def consume(parent: Any) -> None:
+        """Ask for messages: when the loop begins, so that a worker which is not ready has none."""
         parent.tasks.consume()
+
+    @staticmethod
+    def _keep_leases(parent: Any) -> None:
+        """What we hold must not be given to somebody else because it takes long."""
+        channel, worker = parent.channel, parent.worker
+        term_s = leases.lease_s(channel)
+        if term_s is None:
+            return
+
+        def renew() -> None:
+            held = [r for r in worker.tally.reserved.values() if not r.settled and not r.void]
+            leases.renew(channel, (request.message.delivery_tag for request in held))
+
+        worker.timer.call_repeatedly(min(term_s / 3, LEASE_RENEWAL_MAX_S), renew)
 
     @staticmethod
     def apply_prefetch(parent: Any) -> None:
@@ -49,7 +72,11 @@ class TasksStep(Step):
         """Consume no more and close the channel, which gives back what is not acknowledged."""
         tasks, parent.tasks = parent.tasks, None
         channel, parent.channel = parent.channel, None
-        parent.taker = None
+        taker, parent.taker = parent.taker, None
+        if taker is not None:
+            taker.close()
+        if parent.lost:
+            return  # there is nobody to say it to, and the answer could be waited for in vain
         if tasks is not None:
             with contextlib.suppress(Exception):
                 tasks.cancel()
@@ -76,7 +103,5 @@ def _set_window(parent: Any, window: int) -> None:
 
 
 def _any_quorum(parent: Any) -> bool:
-    if not parent.app.conf.worker_detect_quorum_queues:
-        return False
-    queues = parent.app.queues.consumed.values()
-    return any((q.queue_arguments or {}).get("x-queue-type") == "quorum" for q in queues)
+    conf, queues = parent.app.conf, parent.app.queues
+    return conf.worker_detect_quorum_queues and delayed.any_quorum(queues.consumed.values())

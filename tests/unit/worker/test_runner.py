@@ -1,0 +1,125 @@
+"""From an order to an outcome, whatever the order holds and the task does."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.unit.worker.parts import idle_worker, task_message
+from umbel import Umbel
+from umbel.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+from umbel.worker.coroutines import drive
+from umbel.worker.orders import Order, Outcome
+from umbel.worker.pools.base import OrderEnded
+from umbel.worker.worker import Worker
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    app = Umbel("unit", broker="memory://", backend="cache+memory://", set_as_current=False)
+    worker = idle_worker(app)
+    worker.stop_wanted.set()
+    yield worker
+    worker._aside.shutdown()
+    worker.inbox.close()
+    app.close()
+
+
+def order_for(worker: Worker, fun: Callable[..., Any], *args: Any) -> Order:
+    worker.app.task(name="probe")(fun)
+    worker.receiver(task_message("probe", *args))
+    return worker._ready.pop().order
+
+
+def run(worker: Worker, fun: Callable[..., Any], *args: Any) -> tuple[Outcome, str]:
+    """The outcome, and the state that is stored."""
+    order = order_for(worker, fun, *args)
+    outcome = worker.runner(order)
+    return outcome, worker.app.backend.get_meta(order.id)["status"]
+
+
+def raiser(exc: BaseException) -> Callable[[], None]:
+    def fun() -> None:
+        raise exc
+
+    return fun
+
+
+@pytest.mark.parametrize(
+    ("exc", "state", "stored"),
+    [
+        (ValueError("no"), "FAILURE", "FAILURE"),
+        (SystemExit(3), "FAILURE", "FAILURE"),
+        (KeyboardInterrupt(), "FAILURE", "FAILURE"),
+        (MemoryError(), "FAILURE", "FAILURE"),
+        (asyncio.CancelledError(), "FAILURE", "FAILURE"),
+        (Ignore(), "IGNORED", "PENDING"),
+        (Reject("no", requeue=True), "REJECTED", "PENDING"),
+    ],
+    ids=repr,
+)
+def test_what_a_task_raises_becomes_its_outcome(
+    worker: Worker, exc: BaseException, state: str, stored: str
+) -> None:
+    outcome, found = run(worker, raiser(exc))
+    assert (outcome.state, found) == (state, stored)
+
+
+def test_a_body_of_the_wrong_shape_is_reported_with_its_reason(worker: Worker) -> None:
+    order = order_for(worker, lambda: None)
+    order.body = b'"text"'
+    outcome = worker.runner(order)
+    assert (outcome.state, outcome.detail) == ("UNDECODABLE", "invalid-task")
+
+
+def test_an_order_that_the_pool_has_ended_leaves_no_trace(worker: Worker) -> None:
+    order = order_for(worker, raiser(OrderEnded()))
+    with pytest.raises(OrderEnded):
+        worker.runner(order)
+    assert worker.app.backend.get_meta(order.id)["status"] == "PENDING"
+
+
+def test_a_coroutine_is_run_to_its_end(worker: Worker) -> None:
+    async def add(x: int, y: int) -> int:
+        await asyncio.sleep(0)
+        return x + y
+
+    outcome, stored = run(worker, add, 20, 22)
+    assert (outcome.state, outcome.text, stored) == ("SUCCESS", "42", "SUCCESS")
+
+
+def test_a_cancellation_that_a_coroutine_made_itself_is_its_failure(worker: Worker) -> None:
+    async def cancel() -> None:
+        raise asyncio.CancelledError("mine")
+
+    outcome, stored = run(worker, cancel)
+    assert (outcome.state, stored) == ("FAILURE", "FAILURE")
+
+
+def test_a_limit_that_strikes_a_waiting_loop_reaches_the_coroutine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a pool raises it: in the thread, wherever that happens to be."""
+
+    async def wait() -> str:
+        loop = asyncio.get_running_loop()
+        select, struck = loop._selector.select, threading.Event()  # type: ignore[attr-defined]
+
+        def strike(timeout: float | None) -> Any:
+            if not struck.is_set():
+                struck.set()
+                raise SoftTimeLimitExceeded
+            return select(timeout)
+
+        monkeypatch.setattr(loop._selector, "select", strike)  # type: ignore[attr-defined]
+        try:
+            await asyncio.sleep(60)
+        except SoftTimeLimitExceeded:
+            return "told"
+        return "not told"
+
+    assert drive(wait) == "told"
