@@ -12,7 +12,6 @@ of `PROBE_URL`, apart from the broker and the result backend:
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import signal
 import threading
@@ -29,14 +28,17 @@ GATE_S = 60
 app = Umbel("probe")
 
 
-@functools.cache
-def _client(pid: int) -> redis.Redis:
-    return redis.Redis.from_url(os.environ["PROBE_URL"], socket_timeout=None)
+_clients: dict[int, redis.Redis] = {}
+_lock = threading.Lock()
 
 
 def notes() -> redis.Redis:
     """Where tasks write down what they did; a connection pool of its own in each process."""
-    return _client(os.getpid())
+    with _lock:  # one that is made and dropped would close connections in use
+        if os.getpid() not in _clients:
+            url = os.environ["PROBE_URL"]
+            _clients[os.getpid()] = redis.Redis.from_url(url, socket_timeout=None)
+        return _clients[os.getpid()]
 
 
 def begin(token: str) -> int:

@@ -239,6 +239,15 @@ class RabbitMQServer(Server):
             except amqp.exceptions.NotFound:
                 return 0
 
+    def unacknowledged(self, name: str, vhost: str = "/") -> int:
+        """Messages of a queue that consumers have and have not acknowledged."""
+        resource = f"{{resource, {_binary(vhost)}, queue, {_binary(name)}}}"
+        found = self._call("rabbit_amqqueue", "lookup", resource)
+        count = self._call("rabbit_amqqueue", "info", "Q, [messages_unacknowledged]")
+        return int(
+            self.evaluate(f"{{ok, Q}} = {found}, [{{_, Count}}] = {count}, integer_to_list(Count)")
+        )
+
     def delete_queue(self, name: str, vhost: str = "/") -> None:
         with self.connection(vhost) as connection:
             connection.channel().queue_delete(name)
@@ -272,7 +281,8 @@ class RabbitMQServer(Server):
         """Have the server close every client connection, as an operator may."""
         pids = self._call("rabbit_networking", "connections", "")
         close = self._call("rabbit_networking", "close_connection", f'Pid, <<"{reason}">>')
-        self.evaluate(f'[{close} || Pid <- {pids}], ""')
+        # One that ends by itself meanwhile has no process to talk to.
+        self.evaluate(f'[catch {close} || Pid <- {pids}], ""')
 
     def evaluate(self, expressions: str) -> str:
         """Evaluate Erlang next to the server; the last value must be text."""

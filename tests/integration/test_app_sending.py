@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import threading
 import uuid
 import warnings
@@ -167,6 +168,8 @@ def in_child(work: Callable[[], None]) -> None:
         warnings.simplefilter("ignore", DeprecationWarning)  # other threads of the tests
         pid = os.fork()
     if pid == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(15)  # a child that hangs is ended
         text = "ok"
         try:
             work()
@@ -207,6 +210,7 @@ def test_a_child_that_is_forked_while_threads_publish_is_not_blocked(
     make: Callable[..., Umbel], redis_url: str
 ) -> None:
     app = make(redis_url, broker_pool_limit=1)
+    app.send_task("t")  # modules are loaded before: Python's own import locks survive no fork
     stop = threading.Event()
 
     def publish() -> None:

@@ -208,9 +208,7 @@ def test_a_server_that_is_away_is_waited_for_and_then_reported(
     make_app: MakeApp, redis_server: RedisServer
 ) -> None:
     policy = {"retry_policy": {"max_retries": 2, "interval_start": 0, "interval_step": 0}}
-    app = make_app(
-        "memory://", "redis://127.0.0.1:1/0", result_backend_transport_options=policy
-    )
+    app = make_app("memory://", "redis://127.0.0.1:1/0", result_backend_transport_options=policy)
     with pytest.raises(BackendError, match=r"127\.0\.0\.1:1"):
         app.backend.store("a", 1, "SUCCESS")
     patient = make_app("memory://", redis_server.url_of(0))
@@ -267,9 +265,7 @@ def test_a_result_stored_between_subscribing_and_reading_is_not_missed(app: Umbe
     for number in range(200):
         task_id = uuid.uuid4().hex
         result = app.AsyncResult(task_id)
-        storing = threading.Thread(
-            target=app.backend.store, args=(task_id, number, "SUCCESS")
-        )
+        storing = threading.Thread(target=app.backend.store, args=(task_id, number, "SUCCESS"))
         storing.start()
         assert result.get(timeout=10) == number
         storing.join()
@@ -285,9 +281,7 @@ def test_waiters_survive_a_restart_of_the_server(
     waiting.start()
     wait_until(lambda: "after" in reader_of(app)._watchers)
     redis_server.restart()
-    wait_until(
-        lambda: redis_server.client(1).pubsub_channels("*after"), what="a new subscription"
-    )
+    wait_until(lambda: redis_server.client(1).pubsub_channels("*after"), what="a new subscription")
     app.backend.store("after", 5, "SUCCESS")
     waiting.join(timeout=30)
     assert got == [5]
@@ -312,8 +306,9 @@ def test_a_silent_connection_is_noticed(
         wait_until(lambda: client.pubsub_channels("*quiet"))
         before = client.info("commandstats").get("cmdstat_ping", {"calls": 0})["calls"]
         wait_until(
-            lambda: client.info("commandstats").get("cmdstat_ping", {"calls": 0})["calls"]
-            > before + 2,
+            lambda: (
+                client.info("commandstats").get("cmdstat_ping", {"calls": 0})["calls"] > before + 2
+            ),
             what="pings",
         )
 

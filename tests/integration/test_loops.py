@@ -199,5 +199,3 @@ def test_a_saturated_loop_handles_what_is_posted_within_a_fifth_of_a_second(
         threading.Event().wait(0.002)
     assert len(waits_s) >= 100, "the load was over too soon"
     assert percentile(waits_s, 0.99) < 0.2, sorted(waits_s)[-10:]
-
-

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import base64
-import gc
 import json
 import re
-import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -182,12 +180,10 @@ def sides(
     theirs.conf.update(settings())
     yield declare(ours, umbel), declare(theirs, celery), lambda: comparable(take(broker))
     ours.close()
+    # Celery leaves the subscription of its backend to the garbage collector.
+    theirs.backend.result_consumer.stop()
+    theirs.backend.client.close()
     theirs.close()
-    del theirs
-    with warnings.catch_warnings():
-        # Celery leaves sockets to the garbage collector.
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
 
 
 Call = Callable[[SimpleNamespace], Any]

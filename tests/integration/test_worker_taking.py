@@ -11,8 +11,8 @@ import redis
 from kombu import Connection, Consumer, Queue
 
 from umbel.broker import taking
-from umbel.broker.messages import Unreadable, leave_compressed
-from umbel.broker.taking import Taker, taker_for
+from umbel.broker.messages import leave_compressed, put_back
+from umbel.broker.taking import Identity, Taker, taker_for
 
 Bench = Callable[..., "Taking"]
 
@@ -25,7 +25,7 @@ class Taking:
         self.client = redis.Redis.from_url(url)
         self.channel = self.connection.channel()
         leave_compressed(self.channel)
-        taker = taker_for(self.channel)
+        taker = taker_for(self.channel, Identity())
         assert isinstance(taker, Taker)
         self.taker = taker
         self.seen: list[Any] = []
@@ -43,6 +43,7 @@ class Taking:
 
     def close(self) -> None:
         self.client.close()
+        self.taker.close()
         self.connection.close()
 
 
@@ -59,12 +60,16 @@ def bench(redis_url: str) -> Iterator[Bench]:
         one.close()
 
 
-def test_messages_come_in_order_and_are_noted_as_kombu_notes_them(bench: Bench) -> None:
+def test_messages_come_in_order_and_are_noted_as_kombu_notes_them(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken, other = bench(), bench(("others",))
     for number in range(3):
         taken.send({"n": number})
     taken.send("x", queue="others")
-    other.connection.drain_events(timeout=5)  # by kombu's own BRPOP
+    with monkeypatch.context() as patch:  # by kombu's own BRPOP
+        patch.delattr(other.channel, "_brpop_start")
+        other.connection.drain_events(timeout=5)
     assert taken.taker.fill() == 3
     assert taken.bodies() == [{"n": 0}, {"n": 1}, {"n": 2}]
     notes = {tag.decode(): json.loads(n) for tag, n in taken.client.hgetall("unacked").items()}
@@ -114,16 +119,18 @@ def test_queues_take_turns_and_priorities_go_first(bench: Bench) -> None:
         taken.send(f"b{number}", queue="b")
     taken.send("urgent", queue="b", priority=0)
     taken.send("later", queue="a", priority=9)
-    taken.taker.fill()
+    taken.consumer.qos(prefetch_count=2)
+    while taken.taker.fill():
+        for message in taken.seen:
+            if not message.acknowledged:
+                message.ack()
     bodies = taken.bodies()
     assert bodies[-1] == "later"
-    assert {body[0] for body in bodies[:2]} == {"a", "b"}
+    assert {body[0] for body in bodies[:4]} == {"a", "b"}
     assert sorted(bodies) == sorted(["a0", "a1", "a2", "b0", "b1", "b2", "urgent", "later"])
 
 
 def test_a_message_that_is_put_back_is_taken_next(bench: Bench) -> None:
-    from umbel.broker.messages import put_back
-
     taken = bench()
     for number in range(3):
         taken.send(number)
@@ -139,19 +146,14 @@ def test_a_message_that_is_put_back_is_taken_next(bench: Bench) -> None:
 def test_rubbish_is_dropped_and_what_follows_is_taken(bench: Bench) -> None:
     taken = bench()
     taken.client.lpush("jobs", "rubbish", b"\xff\x00", "{}")
-    half = {"properties": {"delivery_tag": "t", "delivery_info": {"exchange": ""}}, "body": "!"}
+    half = {"properties": {"delivery_tag": "t", "delivery_info": {"exchange": ""}}, "body": "abc"}
     half["properties"]["delivery_info"]["routing_key"] = "jobs"  # type: ignore[index]
     half["properties"]["body_encoding"] = "base64"  # type: ignore[index]
     taken.client.lpush("jobs", json.dumps(half))
     taken.send("good")
-    errors = []
-    for _ in range(5):
-        try:
-            taken.taker.fill()
-        except ValueError as exc:
-            errors.append(type(exc))
-    assert len(errors) == 4
-    assert Unreadable in errors
+    with pytest.raises(ValueError):  # noqa: PT011 - of whatever kind: the loop tells it
+        taken.taker.fill()
+    assert taken.taker.fill() == 0
     assert taken.bodies() == ["good"]
     assert taken.client.hlen("unacked") == 1, "only the good one is to be settled"
 
@@ -171,7 +173,7 @@ def test_a_message_too_large_for_the_script_is_noted_by_kombu(
 def test_a_server_that_refuses_scripts_is_left_to_kombu(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(taking, "SCRIPT", "this is no script")
+    monkeypatch.setattr(taking, "TAKE", "this is no script")
     taken = bench()
     taken.send("x")
     assert taken.taker.fill() == 0
@@ -191,4 +193,4 @@ def test_a_key_prefix_is_kept(bench: Bench) -> None:
 
 def test_other_transports_have_no_taker() -> None:
     with Connection("memory://") as connection:
-        assert taker_for(connection.channel()) is None
+        assert taker_for(connection.channel(), Identity()) is None

@@ -8,8 +8,9 @@ restores them. It never waits with a pop:
 - The script that finds all lists empty reads their lengths, which makes the server tell this
   connection when one of them changes (client-side caching, Redis 6 and newer). Finding nothing and
   asking to be told are one step, so no wake-up is lost; the loop looks once a second all the same.
-- The script notes what it took under the name of the taker. If its answer is lost with the
-  connection, `recover` gives exactly that back to the queues.
+- The script notes what it took under the name of the taker, with the number of the request. If
+  its answer is lost with the connection, `recover` gives exactly that back to the queues; if the
+  request itself was lost, the note is of an earlier one, whose messages have arrived.
 
 Where the server has no client-side caching (or no scripts), kombu's BRPOP stays in charge of
 waiting, and `watches` is false. A message that is too large to be looked at by the script, or that
@@ -43,7 +44,8 @@ RECORD_S = 86_400
 ANSWER_TIMEOUT_S = 10.0
 LOOK_AGAIN_S = 1.0
 
-# KEYS: notes, times of notes, record, lists. ARGV: now, bytes_max, count, seconds of the record.
+# KEYS: notes, times of notes, record, lists.
+# ARGV: now, bytes_max, count, seconds of the record, number of the request.
 # Returns, for each message taken: number of the list, message, tag (empty: there is no note).
 TAKE = """
 local function look(item)
@@ -64,6 +66,7 @@ for i = 4, #KEYS do
     left = left - 1
     local tag, exchange, key = look(item)
     if tag then
+      if redis.call('EXISTS', KEYS[3]) == 0 then redis.call('RPUSH', KEYS[3], ARGV[5]) end
       redis.call('ZADD', KEYS[2], ARGV[1], tag)
       redis.call('HSET', KEYS[1], tag, '[' .. item .. ',' .. exchange .. ',' .. key .. ']')
       redis.call('RPUSH', KEYS[3], tag, KEYS[i], #item)
@@ -79,11 +82,13 @@ end
 return taken
 """
 
-# KEYS: notes, times of notes, record. Gives back what was taken and never arrived, newest first.
+# KEYS: notes, times of notes, record. ARGV: number of the request whose answer is missing.
+# Gives back what was taken and never arrived, newest first.
 RECOVER = """
 local record, count = redis.call('LRANGE', KEYS[3], 0, -1), 0
 redis.call('DEL', KEYS[3])
-for i = #record - 2, 1, -3 do
+if record[1] ~= ARGV[1] then return 0 end
+for i = #record - 2, 2, -3 do
   local tag, list, size = record[i], record[i + 1], tonumber(record[i + 2])
   local note = redis.call('HGET', KEYS[1], tag)
   if note and redis.call('HDEL', KEYS[1], tag) == 1 then
@@ -101,6 +106,7 @@ class Identity:
 
     def __init__(self) -> None:
         self.name = uuid.uuid4().hex
+        self.request_number = 0
         self.waiting_for_answer = False
 
 
@@ -120,6 +126,7 @@ class Taker:
         self._noted: set[str] = set()
         self._scripts: dict[str, str] = {}
         self._quiet_until = 0.0
+        self._refused = False
         self.last_answer = time.monotonic()
         self._append = channel.qos.append
         channel.qos.append = self._on_append
@@ -174,6 +181,8 @@ class Taker:
         channel = self._channel
         if not channel.active_queues or not channel.qos.can_consume():
             return 0
+        if self._refused:
+            return 0
         if not self.watches and channel._in_poll:
             return 0  # while a BRPOP is under way there was nothing to take
         now = time.monotonic()
@@ -181,10 +190,26 @@ class Taker:
             return 0
         free = channel.qos.can_consume_max_estimate()
         count = BATCH_MAX if free is None else min(free, BATCH_MAX)
-        taken, lists = self._take(count)
+        try:
+            taken, lists = self._take(count)
+            # The word of a change may have been read together with the answer, and then makes
+            # nothing readable any more.
+            while self.watches and not taken and self._connection.can_read(timeout=0):
+                self.on_readable()
+                taken, lists = self._take(count)
+        except ResponseError as exc:
+            self._leave_to_kombu(exc)
+            return 0
         self._quiet_until = 0.0 if taken else now + LOOK_AGAIN_S
         self._deliver(taken, lists)
         return len(taken)
+
+    def _leave_to_kombu(self, exc: ResponseError) -> None:
+        """A server without scripts, or without the right to run them: wait with BRPOP."""
+        logger.warning("messages are taken without a script: %s", exc)
+        self._refused, self.watches = True, False
+        self._identity.waiting_for_answer = False
+        vars(self._channel).pop("_brpop_start", None)
 
     def close(self) -> None:
         """Let the connection go."""
@@ -196,8 +221,9 @@ class Taker:
         queues = channel._queue_cycle.consume(len(channel.active_queues))
         lists = [(q, channel._q_for_pri(q, p)) for p in channel.priority_steps for q in queues]
         keys = self._keys([key for _, key in lists])
+        number = self._identity.request_number = self._identity.request_number + 1
         self._identity.waiting_for_answer = True
-        taken = self._run(TAKE, keys, [time.time(), NOTED_BYTES_MAX, count, RECORD_S])
+        taken = self._run(TAKE, keys, [time.time(), NOTED_BYTES_MAX, count, RECORD_S, number])
         self._identity.waiting_for_answer = False
         if taken:
             channel._queue_cycle.rotate(lists[taken[0][0]][0])
@@ -223,7 +249,7 @@ class Taker:
             raise failure
 
     def _recover(self) -> None:
-        count = self._run(RECOVER, self._keys([]), [])
+        count = self._run(RECOVER, self._keys([]), [self._identity.request_number])
         self._identity.waiting_for_answer = False
         if count:
             logger.warning("%d messages whose delivery was cut went back to their queues", count)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kombu import Connection
 from kombu import Consumer as KombuConsumer
 
+from umbel.broker.acks import Acks
 from umbel.broker.connections import hang_up, masked
 from umbel.broker.taking import Identity
 from umbel.worker.blueprint import Blueprint
@@ -45,18 +46,20 @@ class Consumer:
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self.app = worker.app
+        # Refused, if at all, before the embedded broker is joined.
+        self.blueprint = Blueprint("consumer", [*CONSUMER_STEPS, *self.app.steps["consumer"]])
         probe = self.app.connection()
         self.connection_errors: tuple[type[BaseException], ...] = (
             *probe.connection_errors,
             *probe.channel_errors,
             ConnectionFailed,
         )
+        self.acks = Acks()
         self.failure: BaseException | None = None
         self.lost = False
         self.identity = Identity()
         self.last_sign = time.monotonic()  # of life from the broker
         self._short_lives = 0
-        self.blueprint = Blueprint("consumer", [*CONSUMER_STEPS, *self.app.steps["consumer"]])
         self.blueprint.create(self)
         self._connected_before = False
 

@@ -120,14 +120,13 @@ def _column(drawing: Drawing, x: int) -> list[str]:
         middle[node.label] = y + BOX_H // 2
         dash = "" if node.on else ' stroke-dasharray="4 3"'
         fill, ink = ("#dcebd8", "#222") if node.on else ("#f4f4f4", "#888")
+        why = f"<title>off: {escape(node.note)}</title>" if node.note else ""
         parts.append(
             f'<rect x="{x}" y="{y}" width="{BOX_W}" height="{BOX_H}" rx="6" fill="{fill}" '
-            f'stroke="#55503f"{dash}/>'
+            f'stroke="#55503f"{dash}>{why}</rect>'
         )
         text = escape(node.label)
         parts.append(f'<text x="{x + 12}" y="{y + 22}" fill="{ink}">{text}</text>')
-        if node.note:
-            parts.append(f"<!-- off: {escape(node.note)} -->")
     right = x + BOX_W
     for node in drawing.nodes:
         for needed in node.requires:

@@ -22,6 +22,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self._work: deque[Callable[[], None]] = deque()
+        self._posted = False  # since the loop last looked
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
@@ -34,7 +35,10 @@ class Inbox:
     def post(self, work: Callable[[], None]) -> None:
         """Let the loop run `work`."""
         self._work.append(work)
-        self.wake()
+        # One byte is enough for all that is posted until the loop gets to it.
+        if not self._posted:
+            self._posted = True
+            self.wake()
 
     def wake(self) -> None:
         """Make the loop turn once."""
@@ -53,6 +57,9 @@ class Inbox:
         """Run everything that was posted so far; one failure does not stop the rest."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._read, 4096)
+        # After the read, which could take the byte of somebody who posts now, and before the
+        # count: whoever is not counted finds that he has to wake the loop again.
+        self._posted = False
         work = self._work
         for _ in range(len(work)):
             try:

@@ -68,6 +68,7 @@ def asynloop(consumer: Consumer) -> None:
             try:
                 if _take(consumer) >= TAKE_MAX:
                     worker.inbox.wake()  # there may be more: the hub must not wait
+                consumer.acks.flush()
                 next(loop)
             except StopIteration:
                 loop = hub.create_loop()
@@ -96,7 +97,9 @@ class _Window:
         if not worker.prefetch.is_due or worker.stop_wanted.is_set():
             return
         self._turns += 1
-        if self._turns > BURST or not worker.hub.poller.poll(0):
+        # With a taker the window is a number of ours.
+        local = self._consumer.taker is not None
+        if local or self._turns > BURST or not worker.hub.poller.poll(0):
             self._turns = 0
             TasksStep.apply_prefetch(self._consumer)
 
@@ -124,6 +127,7 @@ def synloop(consumer: Consumer) -> None:
             TasksStep.apply_prefetch(consumer)
         turn_s = BUSY_TURN_S if worker.busy or len(worker.inbox) else IDLE_TURN_S
         try:
+            consumer.acks.flush()
             if _take(consumer):
                 turn_s = 0
             elif worker.saturated:

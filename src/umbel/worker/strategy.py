@@ -13,6 +13,7 @@ ready to run.
 | header missing or ill-typed, eta not a date     | rejected            | FAILURE    |
 | neither protocol 2 nor 1                        | rejected            | none       |
 | task is not registered                          | rejected            | FAILURE    |
+| no message at all (rubbish in a Redis list)     | dropped             | none       |
 
 Rejected means without requeue: to the dead-letter exchange where the queue has one. A FAILURE
 is stored where the message told an id.

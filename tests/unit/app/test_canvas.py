@@ -216,8 +216,9 @@ def test_what_an_inner_chain_was_given_keeps_its_place_in_the_outer_one(app: Umb
         assert "link" not in first["options"]
         assert second["options"]["task_id"] == "inner"
         assert [one["task"] for one in second["options"]["link"]] == ["echo"]
-        assert all([e["task"] for e in one["options"]["link_error"]] == ["fail"]
-                   for one in (first, second))
+        assert all(
+            [e["task"] for e in one["options"]["link_error"]] == ["fail"] for one in (first, second)
+        )
         assert "priority" not in second["options"]
 
 

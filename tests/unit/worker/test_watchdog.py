@@ -21,10 +21,8 @@ def conf(patience: float | None = 30.0, beat: float | None = None) -> Any:
     return SimpleNamespace(worker_watchdog_timeout=patience, broker_heartbeat=beat)
 
 
-def consumer(can_consume: bool | None = True, **settings: Any) -> Any:
-    qos = SimpleNamespace() if can_consume is None else SimpleNamespace()
-    if can_consume is not None:
-        qos.can_consume = lambda: can_consume
+def consumer(can_consume: bool = True, **settings: Any) -> Any:
+    qos = SimpleNamespace(can_consume=lambda: can_consume)
     return SimpleNamespace(
         connection=connection(),
         app=SimpleNamespace(conf=conf(**settings)),

@@ -22,6 +22,7 @@ class PoolStep(Step):
 
     def create(self, parent: Any) -> None:
         """Choose the pool; nothing is forked or started yet."""
+        self._ended = False
         plan, runner = parent.plan, parent.runner
         parent.pool = pool_class(plan.pool)(
             PoolOptions(
@@ -36,11 +37,14 @@ class PoolStep(Step):
         )
 
     def start(self, parent: Any) -> None:
-        """Begin to serve."""
+        """Begin to serve; a pool that has ended does not come back, so it gets a successor."""
+        if self._ended:
+            self.create(parent)
         parent.pool.start()
 
     def stop(self, parent: Any) -> None:
         """Let running tasks end: the loop has seen to that, unless it lost its broker."""
+        self._ended = True
         while not parent.pool.close_and_join(timeout_s=LOOK_S) and not parent.cold:
             parent.inbox.run()
             parent.check_patience()
@@ -49,4 +53,5 @@ class PoolStep(Step):
 
     def terminate(self, parent: Any) -> None:
         """Kill what runs."""
+        self._ended = True
         parent.pool.terminate()

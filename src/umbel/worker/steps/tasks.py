@@ -28,6 +28,8 @@ class TasksStep(Step):
         channel = parent.channel = parent.connection.channel()
         leave_compressed(channel)
         parent.taker = taker_for(channel, parent.identity)
+        if not worker.inline:  # such a pool runs the task before the loop turns
+            parent.acks.attach(channel)
         worker.reclaim(channel)
         parent.tasks = Consumer(
             channel,
@@ -77,6 +79,8 @@ class TasksStep(Step):
             taker.close()
         if parent.lost:
             return  # there is nobody to say it to, and the answer could be waited for in vain
+        with contextlib.suppress(Exception):
+            parent.acks.flush()
         if tasks is not None:
             with contextlib.suppress(Exception):
                 tasks.cancel()

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib
 import logging
 import mmap
 import os
@@ -28,7 +29,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from time import monotonic
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from umbel.exceptions import SoftTimeLimitExceeded
 from umbel.worker.orders import Outcome, decode_order, encode_outcome
@@ -51,6 +52,7 @@ def live(
     code = EXIT_START_FAILED
     try:
         _tie_to_parent(parent_pid)
+        _forget_begun_imports()
         desk = _Desk(options, orders, results_fd, cell)
         _reset_signals(desk)
         _let_go({0, 1, 2, orders.fileno(), results_fd, *_log_files()})
@@ -69,6 +71,19 @@ def live(
             with contextlib.suppress(Exception):
                 stream.flush()
         os._exit(code)
+
+
+def _forget_begun_imports() -> None:
+    """Imports that other threads of the parent had begun will not be finished here: begin anew.
+
+    Else whoever imports the same module waits for the lock of a thread that does not exist.
+    """
+    bootstrap: Any = importlib._bootstrap
+    for name, module in list(sys.modules.items()):
+        if getattr(getattr(module, "__spec__", None), "_initializing", False):
+            del sys.modules[name]
+    for table in ("_module_locks", "_blocking_on"):
+        getattr(bootstrap, table, {}).clear()
 
 
 class _Desk:

@@ -1,0 +1,139 @@
+"""The switches of first and later connections, and failing over, with real brokers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.inside import Inside
+from tests.servers import RedisServer, free_port, wait_until
+from tests.sites import Site
+from umbel import Umbel
+from umbel.worker.errors import BrokerUnreachable
+
+
+@pytest.mark.parametrize(
+    ("settings", "tries"),
+    [
+        ({"broker_connection_retry_on_startup": False}, 1),
+        ({"broker_connection_max_retries": 1}, 2),
+    ],
+    ids=["no-retry", "one-retry"],
+)
+def test_a_worker_that_may_not_try_again_ends_with_one_clear_line(
+    redis_site: Site, settings: dict[str, Any], tries: int
+) -> None:
+    address = f"redis://127.0.0.1:{free_port()}/0"
+    worker = redis_site.worker("threads", wait=False, settings={**settings, "broker_url": address})
+    assert worker.wait() == 1
+    told = [line for line in worker.lines if "cannot connect" in line]
+    assert len(told) == tries
+    assert f"cannot connect to {address}" in told[-1]
+    assert "trying again" not in told[-1]
+    assert "Traceback" not in worker.output
+
+
+def test_a_worker_that_may_not_reconnect_ends_when_the_connection_is_lost(
+    redis_site: Site, redis_server: RedisServer
+) -> None:
+    worker = redis_site.worker("threads", settings={"broker_connection_retry": False})
+    redis_server.client().client_kill_filter(_type="normal", skipme=True)
+    assert worker.wait() == 1
+    assert len([line for line in worker.lines if "broker_connection_retry is off" in line]) == 1
+    assert "Traceback" not in worker.output
+
+
+class Gated:
+    """An early-acknowledged task that waits until it is let go."""
+
+    def __init__(self) -> None:
+        self.begun, self.gate, self.ended = (threading.Event() for _ in range(3))
+
+    def __call__(self, app: Umbel) -> None:
+        @app.task(name="gated")
+        def gated() -> None:
+            self.begun.set()
+            self.gate.wait(20)
+            self.ended.set()
+
+
+def test_what_runs_may_end_before_a_worker_that_may_not_reconnect_does(broker_url: str) -> None:
+    tasks = Gated()
+    settings = {
+        "broker_url": broker_url,
+        "result_backend": "disabled://",
+        "broker_connection_retry": False,
+    }
+    inside = Inside(settings, tasks).start()
+    try:
+        inside.send("gated")
+        assert tasks.begun.wait(20)
+        inside.call(lambda: setattr(inside.worker.consumer, "failure", ConnectionError("gone")))
+        wait_until(lambda: inside.worker.consumer.connection is None, what="the loss")
+        assert inside.alive
+        tasks.gate.set()
+        with pytest.raises(BrokerUnreachable, match="broker_connection_retry is off"):
+            inside.join()
+        assert tasks.ended.is_set()
+    finally:
+        tasks.gate.set()
+        inside.close()
+
+
+def noting(ran: list[Any]) -> Any:
+    def tasks(app: Umbel) -> None:
+        app.task(name="note")(ran.append)
+
+    return tasks
+
+
+@pytest.mark.parametrize("form", ["list", "text"])
+def test_every_broker_of_a_list_is_tried_in_turn(broker_url: str, form: str) -> None:
+    scheme = broker_url.partition("://")[0]
+    dead = [f"{scheme}://127.0.0.1:{free_port()}//" for _ in range(3)]
+    ran: list[Any] = []
+    urls: Any = [*dead, broker_url]
+    settings = {
+        "broker_url": urls if form == "list" else ";".join(urls),
+        "result_backend": "disabled://",
+        "broker_connection_retry_on_startup": False,
+    }
+    inside = Inside(settings, noting(ran)).start()
+    try:
+        inside.send("note", 1)
+        wait_until(lambda: ran == [1], what="the task")
+    finally:
+        inside.close()
+
+
+@pytest.fixture
+def second_redis(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path)
+    server.start()
+    yield server
+    server.close()
+
+
+def test_a_worker_goes_to_the_next_broker_when_its_own_dies(
+    redis_server: RedisServer, redis_url: str, second_redis: RedisServer
+) -> None:
+    """The brokers share nothing: what matters is where the worker consumes."""
+    ran: list[Any] = []
+    settings = {"broker_url": [second_redis.url, redis_url], "result_backend": "disabled://"}
+    inside = Inside(settings, noting(ran)).start()
+    other = Umbel("other", broker=redis_url, backend="disabled://", set_as_current=False)
+    try:
+        inside.send("note", "first")
+        wait_until(lambda: ran == ["first"], what="a task of the first broker")
+        second_redis.kill()
+        other.send_task("note", ("second",))
+        wait_until(lambda: ran == ["first", "second"], 20, "a task of the second broker")
+        assert inside.worker.tally.connections_lost == 1
+        assert inside.stop() == 0
+    finally:
+        other.close()
+        inside.close()
