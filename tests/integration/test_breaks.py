@@ -7,7 +7,6 @@ private to this module; results are in a Redis that stays up.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import Counter
@@ -25,6 +24,7 @@ from umbel.app.results import AsyncResult
 from umbel.worker import consumer
 
 BREAKS = 50
+DESCRIPTORS = Path("/proc/self/fd")
 BACK_WITHIN_S = 5.0
 FROZEN_S = 5.0
 
@@ -114,7 +114,7 @@ class Bench:
 
     def left(self) -> Left:
         return Left(
-            len(os.listdir("/proc/self/fd")),
+            len(list(DESCRIPTORS.iterdir())),
             threading.active_count(),
             len(self.worker.timer),
             self.worker.prefetch.window,
@@ -130,7 +130,7 @@ class Bench:
         try:
             wait_until(lambda: self.left() == before, 5, "nothing left over")
         except AssertionError:
-            names = sorted(f"{fd}: {_name(fd)}" for fd in os.listdir("/proc/self/fd"))
+            names = sorted(f"{path.name}: {_name(path.name)}" for path in DESCRIPTORS.iterdir())
             threads = [thread.name for thread in threading.enumerate()]
             raise AssertionError(f"{before} became {self.left()}: {names}, {threads}") from None
         return before

