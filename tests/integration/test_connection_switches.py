@@ -13,6 +13,7 @@ from tests.inside import Inside
 from tests.servers import RedisServer, free_port, wait_until
 from tests.sites import Site
 from umbel import Umbel
+from umbel.worker.blueprint import Step
 from umbel.worker.errors import BrokerUnreachable
 
 
@@ -136,4 +137,64 @@ def test_a_worker_goes_to_the_next_broker_when_its_own_dies(
         assert inside.stop() == 0
     finally:
         other.close()
+        inside.close()
+
+
+def test_timers_of_the_workers_own_steps_outlive_connections(broker_url: str) -> None:
+    beats: list[int] = []
+    settings = {"broker_url": broker_url, "result_backend": "disabled://"}
+
+    class Beat(Step):
+        requires = ("Timer",)
+
+        def start(self, parent: Any) -> None:
+            parent.timer.call_repeatedly(0.05, beats.append, (1,))
+
+    def tasks(app: Umbel) -> None:
+        app.steps["worker"].add(Beat)
+
+    inside = Inside(settings, tasks).start()
+    try:
+        counts = []
+        for _ in range(3):
+            before = len(beats)
+            wait_until(lambda own=before: len(beats) > own + 2, what="beats")
+            counts.append(inside.call(lambda: len(inside.worker.timer)))
+            inside.break_connection()
+        assert len(set(counts)) == 1, "a timer was left over, or lost"
+    finally:
+        inside.close()
+
+
+def test_a_task_is_not_cancelled_for_a_connection_that_did_not_bring_it(redis_url: str) -> None:
+    """Redis was lost, and lost again before there was a channel: its message is still ours."""
+    tasks = Gated()
+    settings = {
+        "broker_url": redis_url,
+        "result_backend": "disabled://",
+        "task_acks_late": True,
+        "worker_cancel_long_running_tasks_on_connection_loss": True,
+    }
+    inside = Inside(settings, tasks).start()
+    worker = inside.worker
+
+    def lost_twice() -> None:
+        worker.deliveries_void()
+        worker.consumer.channel = None
+        worker.deliveries_void()
+        worker.consumer.failure = ConnectionError("gone")
+
+    try:
+        inside.send("gated")
+        assert tasks.begun.wait(20)
+        wait_until(lambda: worker.tally.active, what="the task to be counted")
+        inside.call(lost_twice)
+        wait_until(lambda: worker.tally.connections_lost == 1, what="the loss")
+        inside.wait_until_ready()
+        tasks.gate.set()
+        wait_until(lambda: not worker.tally.reserved, what="the end of the task")
+        assert tasks.ended.is_set()
+        assert worker.tally.received == 1, "it was delivered again"
+    finally:
+        tasks.gate.set()
         inside.close()

@@ -272,13 +272,13 @@ def _through_queue(queue: Queue, exchange: Any, key: str | None, mode: int) -> D
 def _can_delay(to: Destination) -> bool:
     """Whether the key behind the delay brings the message to where it would have gone.
 
-    Workers tie topic exchanges to the one where delays end. A message that came from there, and
-    is sent again, goes there again.
+    Workers tie topic exchanges to the one where delays end. A message that was delayed before
+    names the exchange where it left the ladder, and is sent again by the same key.
     """
     if to.queue is not None:
         own = to.queue.exchange
         return own.name == to.exchange and own.type != "direct"
-    if to.exchange == delays.EXIT_EXCHANGE:
+    if to.exchange in delays.EXCHANGES:
         return True
     return to.declare is not None and to.declare.type not in ("direct", "fanout")
 

@@ -104,8 +104,8 @@ BROKER = (
         "broker_connection_retry",
         BOOL,
         True,
-        "Reconnect after a loss. Off, the worker ends and its supervisor decides, which costs the "
-        "tasks that were running.",
+        "Reconnect after a loss. Off, the worker ends when its running tasks have, and its "
+        "supervisor decides; late-acknowledged ones run again then.",
     ),
     Setting(
         "broker_connection_retry_on_startup",
@@ -461,8 +461,8 @@ ROUTING = (
         "worker_cancel_long_running_tasks_on_connection_loss",
         BOOL,
         False,
-        "Cancel late-acknowledged tasks when the connection is lost: none runs twice at a time, "
-        "and the work done is thrown away.",
+        "Cancel late-acknowledged tasks when the connection to RabbitMQ is lost, which delivers "
+        "them again: none runs twice at a time, and the work done is thrown away.",
     ),
     Setting(
         "worker_soft_shutdown_timeout",

@@ -10,7 +10,7 @@ import os
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -38,6 +38,31 @@ if TYPE_CHECKING:
     from umbel.app.results.backend import Backend
 
 
+class Steps:
+    """The steps that a user adds to a blueprint, each once, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._steps: dict[Any, None] = {}
+
+    def add(self, step: Any) -> None:
+        """Add a step class."""
+        self._steps[step] = None
+
+    def update(self, steps: Iterable[Any]) -> None:
+        """Add several."""
+        self._steps.update(dict.fromkeys(steps))
+
+    def discard(self, step: Any) -> None:
+        """Take a step class out again."""
+        self._steps.pop(step, None)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._steps)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+
 class Umbel:
     """One application; see the module's text."""
 
@@ -57,7 +82,7 @@ class Umbel:
         self.main = main
         self.task_cls = task_cls
         self.tasks = TaskRegistry()
-        self.steps: dict[str, set[Any]] = {"worker": set(), "consumer": set()}
+        self.steps = {"worker": Steps(), "consumer": Steps()}
         self.modules = ModuleLoader(include)
         self._lock = threading.RLock()
         self._made: dict[str, Any] = {}

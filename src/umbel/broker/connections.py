@@ -3,6 +3,9 @@
 Everything that opens a broker connection comes through `connect`. It turns the embedded
 address into the private server of this directory, gives polling transports a short interval,
 and refuses an address that no transport can serve before anything is started.
+
+Nobody waits for an answer without a bound: the other side may be gone without a word. On Redis
+the sockets have a time-out, on AMQP every wait has (`broker/answers.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from urllib.parse import urlsplit
 from kombu import Connection
 from kombu.transport import TRANSPORT_ALIASES, resolve_transport
 
-from umbel.broker import embedded
+from umbel.broker import answers, embedded
 from umbel.exceptions import ImproperlyConfigured
 from umbel.wire.masking import masked_url
 
@@ -25,6 +28,11 @@ POLLING_INTERVAL_S = 0.05
 # One lease per directory, kept while the process lives.
 _leases: dict[Path, embedded.Lease] = {}
 _POLLING_TRANSPORTS = frozenset({"memory", "filesystem"})
+_REDIS_TRANSPORTS = frozenset({"redis", "rediss", "sentinel", "valkey", "valkeys"})
+# The longest wait for an answer, with a heartbeat that would allow more, and without one.
+ANSWER_MAX_S, ANSWER_PATIENT_S = 10.0, 30.0
+ANSWER_MIN_S = 1.0
+GOODBYE_S = 2.0
 
 
 def addresses(url: str | Sequence[str]) -> list[str]:
@@ -112,21 +120,37 @@ def connect(
     check(url)
     resolved = [resolve(one, directory) for one in addresses(url)]
     chosen = dict(transport_options or {})
-    if resolved[0].split(":", 1)[0].lower() in _POLLING_TRANSPORTS:
+    scheme = resolved[0].split(":", 1)[0].split("+", 1)[0].lower()
+    if scheme in _POLLING_TRANSPORTS:
         chosen.setdefault("polling_interval", POLLING_INTERVAL_S)
+    elif scheme in _REDIS_TRANSPORTS:
+        # Half of it: until the next question is asked there goes some time too.
+        chosen.setdefault("socket_timeout", answer_timeout_s((options.get("heartbeat") or 0) / 2))
+        if options.get("connect_timeout"):
+            chosen.setdefault("socket_connect_timeout", options["connect_timeout"])
     target: Any = resolved if len(resolved) > 1 else resolved[0]
-    return Connection(target, transport_options=chosen, **options)
+    made = answers.PatientConnection(target, transport_options=chosen, **options)
+    made.answer_timeout_s = answer_timeout_s(options.get("heartbeat"))
+    return made
+
+
+def answer_timeout_s(heartbeat_s: float | None) -> float:
+    """How long an answer of a broker is waited for."""
+    if not heartbeat_s:
+        return ANSWER_PATIENT_S
+    return max(ANSWER_MIN_S, min(float(heartbeat_s), ANSWER_MAX_S))
 
 
 def hang_up(connection: Connection, *, lost: bool = False) -> None:
     """Close a connection without caring whether the other side is still there.
 
-    A lost one is not said good-bye to, which could wait for an answer for ever; its socket is
-    closed all the same, also where the broker ended the conversation.
+    A lost one is not said good-bye to, and the answer of others is waited for a moment only; the
+    socket is closed all the same, also where the broker ended the conversation.
     """
     established = getattr(connection, "_connection", None)
     if not lost:
         with contextlib.suppress(Exception):
+            answers.bound(connection, GOODBYE_S)
             connection.close()
     collect = getattr(established, "collect", None)
     if collect is not None:

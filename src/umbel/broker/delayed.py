@@ -28,7 +28,11 @@ from kombu.transport.native_delayed_delivery import (
 )
 
 DELAY_MAX_S = 2**MAX_NUMBER_OF_BITS_TO_USE - 1
-ENTRY_EXCHANGE, EXIT_EXCHANGE = level_name(MAX_LEVEL), CELERY_DELAYED_DELIVERY_EXCHANGE
+ENTRY_EXCHANGE = level_name(MAX_LEVEL)
+# A delayed message comes from the rung after the last one that it waited on.
+EXCHANGES = frozenset(
+    {CELERY_DELAYED_DELIVERY_EXCHANGE, *(level_name(level) for level in range(MAX_LEVEL + 1))}
+)
 
 
 def is_quorum(queue: Queue) -> bool:

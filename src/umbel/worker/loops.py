@@ -16,9 +16,10 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+from umbel.broker.probes import probe_for
 from umbel.worker.errors import ConnectionFailed
 from umbel.worker.steps.tasks import TasksStep
-from umbel.worker.watchdog import Watchdog
+from umbel.worker.watchdog import LOOKS, Watchdog, questioning
 
 if TYPE_CHECKING:
     from umbel.worker.consumer import Consumer
@@ -223,6 +224,10 @@ def _watch_heartbeat(consumer: Consumer) -> None:
         consumer.worker.timer.call_repeatedly(
             interval_s / rate, connection.heartbeat_check, (rate,)
         )
+        probe = probe_for(connection, consumer.channel)
+        if probe is not None:
+            look = questioning(consumer, probe)
+            consumer.worker.timer.call_repeatedly(interval_s / LOOKS, look)
 
 
 def _reset_hub(worker: Any) -> None:

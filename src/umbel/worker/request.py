@@ -114,10 +114,9 @@ class Request:
         except self.worker.connection_errors as exc:
             self.void = True
             logger.warning(
-                "%s of %s[%s] did not reach the broker, which will deliver it again: %s",
-                how, self.name, self.id, exc,
-            )  # fmt: skip
-            self.worker.connection_failed(exc, self.message)
+                "%s of %s[%s] did not reach the broker: %s", how, self.name, self.id, exc
+            )
+            self.worker.connection_failed(exc, self.message, call)
 
     def settle_failure(self) -> None:
         """A failed task: early ones were acknowledged before, late ones as the options say."""

@@ -5,6 +5,10 @@ for longer means that the other side is gone without a word, or that this side d
 more. The loop itself looks, at every turn, how long ago the broker's socket was last readable.
 A full window is a good reason for silence on Redis, where a worker with a full window asks for
 nothing. Every rebuild is counted.
+
+Hearing is not being heard: an AMQP broker is also asked something, a few times per heartbeat, and
+one that leaves that unanswered for a heartbeat is gone. It is looked at turns of the loop, not at
+a clock, so that a loop which was busy with something else blames nobody.
 """
 
 from __future__ import annotations
@@ -15,10 +19,16 @@ from typing import TYPE_CHECKING, Any
 from umbel.worker.errors import ConnectionFailed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kombu import Connection
 
     from umbel.app.conf import Conf
+    from umbel.broker.probes import Probe
     from umbel.worker.consumer import Consumer
+
+# So often per heartbeat the broker is asked, or looked at for its answer.
+LOOKS = 3
 
 
 class Watchdog:
@@ -50,6 +60,25 @@ class Watchdog:
             return
         consumer.worker.tally.rebuilt_by_watchdog += 1
         raise ConnectionFailed(f"no sign of life for {now - consumer.last_sign:.0f} s")
+
+
+def questioning(consumer: Consumer, probe: Probe) -> Callable[[], None]:
+    """What is to be called `LOOKS` times per heartbeat; raises when no answer has come."""
+    looks = 0
+
+    def look() -> None:
+        nonlocal looks
+        if not probe.open or probe.blocked:
+            looks = 0
+            if not probe.blocked:
+                probe.ask()
+            return
+        looks += 1
+        if looks >= LOOKS:
+            consumer.worker.tally.rebuilt_by_watchdog += 1
+            raise ConnectionFailed("the broker does not answer")
+
+    return look
 
 
 def patience_s(conf: Conf, connection: Connection) -> float | None:

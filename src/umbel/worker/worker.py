@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Container
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from umbel.app.declaring import annotate
@@ -86,6 +87,7 @@ class Worker:
         self.pid = os.getpid()
         self._ready: deque[Request] = deque()
         self._orphans: list[Any] = []  # messages of a lost connection that nobody works on
+        self._unsettled: list[tuple[Any, Callable[[], None]]] = []  # how that failed with it
         self._in_pool = 0
         self._aside_count = 0
         self._lasting: list[Any] = []
@@ -267,14 +269,14 @@ class Worker:
         tied = leases.lease_s(self.consumer.channel) is None
         cancel = tied and self.app.conf.worker_cancel_long_running_tasks_on_connection_loss
         for key, request in list(self.tally.reserved.items()):
-            request.void = True
+            known, request.void = request.void, True
             if request.timer is not None or key in waiting:
                 self.unhold(request)
                 del self.tally.reserved[key]
                 self._orphans.append(request.message)
             else:
                 # In the pool, even if the word that it has begun is still in the inbox.
-                self._owe(request, cancel)
+                self._owe(request, cancel and not known)
         self._drop_timers()
         self.prefetch.forget_sent()
 
@@ -296,11 +298,17 @@ class Worker:
     def reclaim(self, channel: Any) -> None:
         """There is a new channel: where messages outlive connections, see to the old ones.
 
-        Those of running tasks are settled here when the tasks end; all others go back at once.
+        Those of running tasks are settled here when the tasks end; those of ended ones, if that
+        failed with the old channel, are now. All others go back at once.
         """
         if leases.lease_s(channel) is None:
             self._orphans.clear()
+            self._unsettled.clear()
             return
+        while self._unsettled:  # tried once more; if it was no matter of the connection, no more
+            message, settle = self._unsettled.pop(0)
+            leases.adopt(channel, message)
+            settle()
         while self._orphans:  # newest first; one that fails to go back is tried again later
             leases.put_back(channel, self._orphans[-1])
             self._orphans.pop()
@@ -361,21 +369,20 @@ class Worker:
 
     def settle(self, message: Any, how: str) -> None:
         """Acknowledge or reject (without requeue) a message that became no request."""
+        call = message.ack if how == "ack" else partial(message.reject, requeue=False)
         try:
-            if how == "ack":
-                message.ack()
-            else:
-                message.reject(requeue=False)
+            call()
         except self.connection_errors as exc:
-            self.connection_failed(exc, message)
+            self.connection_failed(exc, message, call)
 
     @property
     def connection_errors(self) -> tuple[type[BaseException], ...]:
         """What a lost connection looks like on this transport."""
         return self.consumer.connection_errors
 
-    def connection_failed(self, exc: BaseException, message: Any) -> None:
-        """Settling a message found the connection broken that brought it: rebuild it."""
+    def connection_failed(self, exc: BaseException, message: Any, call: Callable[[], None]) -> None:
+        """`call`, which settles a message, found the connection broken: rebuild it."""
+        self._unsettled.append((message, call))
         if message.channel is self.consumer.channel:
             self.consumer.failure = exc
 

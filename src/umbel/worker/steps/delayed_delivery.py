@@ -70,6 +70,8 @@ class DelayedDeliveryStep(Step):
 
     def _declare_elsewhere(self, parent: Any, queues: list[Any]) -> None:
         app = parent.app
+        # Nobody consumes there now: a queue that ends with its consumer would never end.
+        lasting = [queue for queue in queues if not (queue.auto_delete or queue.exclusive)]
         current = parent.connection.as_uri()
         for url in addresses(app.read_url):
             connection = app.connection(url)
@@ -78,8 +80,10 @@ class DelayedDeliveryStep(Step):
             try:
                 with connection:
                     connection.ensure_connection(max_retries=1, interval_start=0)
+                    for queue in lasting:
+                        queue(connection.default_channel).declare()
                     kind = app.conf.broker_native_delayed_delivery_queue_type
-                    delayed.declare(connection, queues, kind)
+                    delayed.declare(connection, lasting, kind)
             except Exception as exc:  # noqa: BLE001 - said in full
                 # Declared when we fail over to it; until then its clients lack it.
                 logger.warning("delayed delivery is not set up on %s: %s", masked(url), exc)
