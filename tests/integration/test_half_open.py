@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,6 +20,10 @@ from tests.inside import Inside
 from tests.proxy import Proxy
 from tests.servers import RedisServer, wait_until
 from umbel import Umbel
+from umbel.broker.probes import Probe
+from umbel.worker.errors import ConnectionFailed
+from umbel.worker.tally import Tally
+from umbel.worker.watchdog import LOOKS, questioning
 
 HEARTBEAT_S = 2.0
 # RabbitMQ takes a silent client for dead after two to three heartbeats, and only then gives what
@@ -181,3 +186,26 @@ def test_a_message_that_could_not_be_settled_is_settled_on_the_next_connection(
         assert bench.worker.tally.finished == 2, "each has run once"
     finally:
         bench.close()
+
+
+def test_a_broker_that_said_it_listens_to_nobody_is_not_taken_for_dead() -> None:
+    """RabbitMQ that is short of memory or disk; one that says nothing is given a heartbeat."""
+    established = SimpleNamespace(on_blocked=None, on_unblocked=None)
+    asked: list[Any] = []
+    channel = SimpleNamespace(_callbacks={}, send_method=lambda *call: asked.append(call))
+    consumer: Any = SimpleNamespace(worker=SimpleNamespace(tally=Tally()))
+    look = questioning(consumer, Probe(established, channel))
+    look()
+    established.on_blocked("short of memory")
+    for _ in range(5 * LOOKS):
+        look()
+    established.on_unblocked()
+    look()
+    assert len(asked) == 2, "it is asked again when it listens again"
+    (answer,) = channel._callbacks.values()
+    answer(True)
+    for _ in range(LOOKS):
+        look()
+    with pytest.raises(ConnectionFailed, match="does not answer"):
+        look()
+    assert consumer.worker.tally.rebuilt_by_watchdog == 1
