@@ -31,7 +31,6 @@ class Prefetch:
         self.held = 0
         self.parked = 0
         self.debtors = 0
-        self.fixed = False  # the broker takes no changes (quorum queues)
         self._sent: int | None = None
 
     @property
@@ -51,8 +50,6 @@ class Prefetch:
     @property
     def is_due(self) -> bool:
         """Whether the broker does not know the window yet."""
-        if self.fixed and self._sent is not None:
-            return False
         return self.window != self._sent
 
     def forget_sent(self) -> None:
