@@ -285,3 +285,8 @@ _hoarded: list[bytes] = []
 @app.task
 def threads_alive() -> int:
     return threading.active_count()
+
+
+@app.task
+def send_child(number: int) -> str:
+    return str(add.delay(number, 1).id)

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -277,10 +277,17 @@ class RabbitMQServer(Server):
             self._call("rabbit_vhost", "delete", f'{_binary(vhost)}, <<"tests">>') + ', ""'
         )
 
-    def close_connections(self, reason: str = "closed by a test") -> None:
-        """Have the server close every client connection, as an operator may."""
+    def close_connections(
+        self, reason: str = "closed by a test", ports: Iterable[int] | None = None
+    ) -> None:
+        """Have the server close every client connection, as an operator may, or those of ports."""
         pids = self._call("rabbit_networking", "connections", "")
         close = self._call("rabbit_networking", "close_connection", f'Pid, <<"{reason}">>')
+        if ports is not None:
+            known = self._call("rabbit_reader", "info", "Pid, [peer_port]")
+            chosen = ", ".join(map(str, ports))
+            port = f"proplists:get_value(peer_port, {known})"
+            close = f"case lists:member({port}, [{chosen}]) of true -> {close}; _ -> ok end"
         # One that ends by itself meanwhile has no process to talk to.
         self.evaluate(f'[catch {close} || Pid <- {pids}], ""')
 

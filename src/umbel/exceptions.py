@@ -137,6 +137,7 @@ class Retry(TaskOutcome):
         self.when = when
         self.is_eager = is_eager
         self.sig = sig
+        self.clock = 0  # when it was decided, before the call was sent again
         super().__init__(message, exc, when)
 
     def humanize(self) -> str:

@@ -98,7 +98,7 @@ def test_steps_that_require_each_other_are_refused_in_one_line(
 def test_a_requirement_that_nobody_fulfils_is_refused_in_one_line(tmp_path: Path) -> None:
     line = refused(shop(tmp_path, UNKNOWN)).output
     assert "step 'Hen' requires 'Rooster'" in line
-    assert "known steps: Timer, Hub, Pool, Consumer, Lamp, Hen" in line
+    assert "known steps: Timer, Hub, Pool, Autoscaler, StateDB, Consumer, Lamp, Hen" in line
 
 
 def test_steps_of_users_start_and_stop_with_the_worker(

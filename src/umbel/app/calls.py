@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 import socket
+import time
 import uuid
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from umbel.app.context import current_request
 from umbel.app.publish import RetryPolicy
 from umbel.app.routes import ADDRESS, Destination
+from umbel.wire.redaction import by_name
 from umbel.wire.tasks import OutgoingTask, write_task, write_task_v1
 from umbel.wire.times import format_time
 
@@ -60,6 +62,7 @@ class Call(NamedTuple):
     policy: RetryPolicy
     ignore_result: bool
     parent_id: str | None
+    name: str
 
 
 def origin() -> str:
@@ -115,26 +118,30 @@ def prepare(
         fields["callbacks"] = _with_chain(app, fields["callbacks"], chosen.get("chain"))
         message = write_task_v1(**fields)
     else:
+        rules = by_name(conf.task_redact_names) if task is None else task.redaction
+        argsrepr, kwargsrepr = chosen.get("argsrepr"), chosen.get("kwargsrepr")
         message = write_task(
             **fields,
             root_id=ids["root_id"],
             parent_id=ids["parent_id"],
             shadow=chosen.get("shadow"),
-            argsrepr=chosen.get("argsrepr"),
-            kwargsrepr=chosen.get("kwargsrepr"),
+            argsrepr=rules.args_repr(args) if argsrepr is None else argsrepr,
+            kwargsrepr=rules.kwargs_repr(kwargs) if kwargsrepr is None else kwargsrepr,
             origin=app.origin,
             ignore_result=ignore_result,
             replaced_task_nesting=chosen.get("replaced_task_nesting") or 0,
             stamped_headers=chosen.get("stamped_headers"),
             stamps=stamps_of(chosen),
             chain=chosen.get("chain"),
+            clock=app.clock.forward(),
+            sent_ms=time.time_ns() // 1_000_000,
         )
     enabled = chosen.get("retry")
     policy = RetryPolicy(
         {**conf.task_publish_retry_policy, **(chosen.get("retry_policy") or {})},
         conf.task_publish_retry if enabled is None else bool(enabled),
     )
-    return Call(ids["id"], message, destination, policy, bool(ignored), ids["parent_id"])
+    return Call(ids["id"], message, destination, policy, bool(ignored), ids["parent_id"], name)
 
 
 def prepare_signature(app: Umbel, sig: Mapping[str, Any]) -> Call:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from umbel.app.autoretry import add_autoretry
 from umbel.app.task import Task
 from umbel.exceptions import AlreadyRegistered, ImproperlyConfigured
+from umbel.wire.redaction import fault_of
 
 if TYPE_CHECKING:
     from umbel.app.umbel import Umbel
@@ -30,7 +31,7 @@ _SWITCHES = (
 _COUNTS = ("max_retries", "priority")
 _EXCEPTIONS = ("autoretry_for", "dont_autoretry_for", "throws")
 _CHECKED = {
-    *_NUMBERS, *_SWITCHES, *_COUNTS, *_EXCEPTIONS, "rate_limit", "retry_backoff",
+    *_NUMBERS, *_SWITCHES, *_COUNTS, *_EXCEPTIONS, "rate_limit", "redact", "retry_backoff",
 }  # fmt: skip
 _RATES = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -149,6 +150,8 @@ def _fault(option: str, value: Any, base: type[Task]) -> str:
     if option in _EXCEPTIONS:
         fits = isinstance(value, (tuple, list)) and all(map(_is_exception, value))
         return "" if fits else "give a tuple of exception classes"
+    if option == "redact":
+        return fault_of(value)
     if option == "rate_limit":
         try:
             parse_rate(value)

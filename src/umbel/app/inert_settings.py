@@ -21,8 +21,6 @@ _NO_SIGNING = "signed task messages are not supported"
 _IN_BROKER_URL = "say it in the address, broker_url"
 _IN_BACKEND_URL = "say it in the address, result_backend"
 _NO_REDIS_OPTION = "pass it as a query parameter of result_backend"
-_NO_EVENTS = "events are not published yet"
-_NO_CONTROL = "remote control does not answer yet"
 _NO_COUNTERPART = "it has no counterpart here"
 _NOT_YET = "not supported yet"
 _OWN_PARTS = "the parts of Umbel's worker are chosen by its steps, not by class name"
@@ -113,22 +111,8 @@ _BY_REASON: dict[str, dict[str, Any]] = {
         "database_table_names": None,
         "database_create_tables_at_setup": True,
     },
-    _NO_CONTROL: {
-        "control_queue_ttl": 300.0,
-        "control_queue_expires": 10.0,
-        "control_queue_exclusive": True,
-        "control_queue_durable": False,
-    },
-    _NO_EVENTS: {
-        "event_queue_expires": 60.0,
-        "event_queue_ttl": 5.0,
-        "event_queue_prefix": "celeryev",
-        "event_queue_exclusive": True,
-        "event_queue_durable": False,
+    "events are always JSON": {
         "event_serializer": "json",
-        "event_exchange": "celeryev",
-        "task_send_sent_event": False,
-        "worker_send_task_events": False,
     },
     "RPC results go straight to the client's queue, through no exchange": {
         "result_exchange": "celeryresults",
@@ -159,10 +143,8 @@ _BY_REASON: dict[str, dict[str, Any]] = {
         "worker_timer": None,
     },
     _NOT_YET: {
-        "worker_state_db": None,
         "worker_disable_prefetch": False,
         "worker_deduplicate_successful_tasks": False,
-        "worker_pool_restarts": False,
         "worker_enable_soft_shutdown_on_idle": False,
         "worker_log_datefmt": None,
         "worker_task_log_datefmt": None,

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from kombu import Connection, Producer
 from kombu.exceptions import OperationalError
 
+from umbel.app.events.outlet import event_exchange, publish_events
 from umbel.app.routes import Destination
 from umbel.broker import batches, delayed
 from umbel.broker.batches import Parcel
@@ -26,9 +27,13 @@ from umbel.broker.connections import driver, hang_up, masked
 
 if TYPE_CHECKING:
     from umbel.app.umbel import Umbel
+    from umbel.wire.events import Event
     from umbel.wire.tasks import OutgoingTask
 
 logger = logging.getLogger(__name__)
+
+# So many events of sent tasks go into one message.
+EVENTS_MAX = 500
 
 
 class RetryPolicy:
@@ -104,18 +109,29 @@ class Publisher:
         self._changed = threading.Condition()
         self._closed = False
 
-    def send(self, message: OutgoingTask, to: Destination, policy: RetryPolicy) -> None:
-        """Publish one message."""
+    def send(
+        self,
+        message: OutgoingTask,
+        to: Destination,
+        policy: RetryPolicy,
+        events: Sequence[Event] = (),
+    ) -> None:
+        """Publish one message, and then the events that tell of it."""
         parcel = parcel_for(message, to)
 
         def publish(link: Link) -> None:
             link.declare(to)
             batches.publish_one(link.producer, parcel)
+            if events:
+                self._tell(link, events)
 
         self._with_link(publish, policy)
 
     def send_many(
-        self, messages: Sequence[tuple[OutgoingTask, Destination]], policy: RetryPolicy
+        self,
+        messages: Sequence[tuple[OutgoingTask, Destination]],
+        policy: RetryPolicy,
+        events: Sequence[Event] = (),
     ) -> None:
         """Publish all messages, in order, in as few round trips as the broker allows."""
         parcels = [parcel_for(message, to) for message, to in messages]
@@ -124,8 +140,22 @@ class Publisher:
             for _, to in messages:
                 link.declare(to)
             batches.publish(link.producer, parcels)
+            for start in range(0, len(events), EVENTS_MAX):
+                self._tell(link, events[start : start + EVENTS_MAX])
 
         self._with_link(publish, policy)
+
+    def _tell(self, link: Link, events: Sequence[Event]) -> None:
+        """The tasks are sent: that the events are not must not make it look otherwise."""
+        try:
+            exchange = event_exchange(self._app.conf.event_exchange, link.connection)
+            if ("exchange", exchange.name) not in link.declared:
+                exchange(link.channel).declare()
+                link.declared.add(("exchange", exchange.name))
+            publish_events(link.producer, exchange, events)
+        except Exception as exc:  # noqa: BLE001 - every transport has its own errors
+            self._app.events.sent_lost += len(events)
+            logger.warning("%d task-sent events were lost: %s", len(events), exc)
 
     def run(self, work: Callable[[Link], None]) -> None:
         """Run `work` on a borrowed link, with the configured retries."""

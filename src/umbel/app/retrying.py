@@ -47,8 +47,10 @@ def retry(
     if limit is not None and retries > limit:
         if exc is not None:
             raise exc
+        rules = task.redaction
         raise task.MaxRetriesExceededError(
-            f"Can't retry {task.name}[{request.id}] args:{args} kwargs:{kwargs}",
+            f"Can't retry {task.name}[{request.id}] args:{rules.args_repr(args)} "
+            f"kwargs:{rules.kwargs_repr(kwargs)}",
             task_args=args,
             task_kwargs=kwargs,
         ) from cause
@@ -56,6 +58,7 @@ def retry(
     again = signature_again(task, request, args, kwargs, changes)
     outcome = Retry(exc=cause, when=eta or countdown, is_eager=request.is_eager, sig=again)
     if not request.is_eager:
+        outcome.clock = task.app.clock.forward()
         _send(task, again)
     if throw:
         raise outcome

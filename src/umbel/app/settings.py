@@ -45,6 +45,7 @@ from umbel.app.setting_objects import (
     ROUTES,
     SSL,
 )
+from umbel.wire.redaction import DEFAULT_NAMES
 
 POOLS = ("prefork", "threads", "gevent", "asyncio", "solo")
 
@@ -636,6 +637,16 @@ TASKS = (
         "touching code, where readers of the code do not see it.",
     ),
     Setting(
+        "task_redact_names",
+        strings(what="names and patterns"),
+        DEFAULT_NAMES,
+        "Arguments and keys of mappings with such a word in their name (`token` is in "
+        "`accessToken`), or that fit a pattern with `*`, show as '**' in headers, events and logs: "
+        "more names leak less and tell less. Results, errors and the message itself stay as they "
+        "are. A task has its own say with `redact=True`, False, or more names.",
+        differs="Umbel's own",
+    ),
+    Setting(
         "task_allow_error_cb_on_chord_header",
         BOOL,
         False,
@@ -716,11 +727,92 @@ WORKER = (
         "less replaces a stuck one sooner.",
     ),
     Setting(
+        "metrics_address",
+        TEXT,
+        "127.0.0.1",
+        "Address on which `--metrics-port` answers. Another one, or 0.0.0.0 for all, lets a "
+        "Prometheus elsewhere ask; then everybody who reaches the port can read the names of "
+        "tasks and how much they do.",
+        differs="Umbel's own",
+    ),
+)
+
+CONTROL = (
+    Setting(
+        "worker_state_db",
+        optional(TEXT),
+        None,
+        "File in which a worker remembers revoked tasks and its clock over restarts; each worker "
+        "needs its own. A revoke then costs one write to the disk.",
+    ),
+    Setting(
+        "worker_pool_restarts",
+        BOOL,
+        False,
+        "Obey the command `pool_restart`, which loads modules by name: on is handy while "
+        "developing, off leaves one thing less to whoever reaches the broker.",
+    ),
+    Setting(
+        "control_allow",
+        either(choice("all", "read-only"), strings(what="names of commands")),
+        "all",
+        "Commands that a worker obeys: all, those that only look (`read-only`), or the ones in a "
+        "list. Less leaves less to whoever reaches the broker, and to you as well.",
+        differs="Celery obeys every command, or none",
+    ),
+    Setting(
         "control_exchange",
         TEXT,
         "celery",
         "Control commands go through the exchange `<this>.pidbox`: another name keeps clusters "
         "that share a broker apart, and monitors must be told it too.",
+    ),
+    Setting(
+        "control_queue_ttl",
+        optional(seconds()),
+        300.0,
+        "Seconds that a command waits for a node on RabbitMQ, and after which one that nobody "
+        "waits for is obeyed no more: more reaches nodes that were away longer, and surprises "
+        "them with older commands.",
+    ),
+    Setting(
+        "control_queue_expires",
+        optional(seconds()),
+        10.0,
+        "Seconds after which the queue of a node or client that is gone is deleted, and a reply "
+        "that nobody fetches: more survives longer breaks, and leaves more behind.",
+    ),
+    Setting(
+        "control_queue_exclusive",
+        BOOL,
+        True,
+        "Control queues belong to one connection and end with it: nothing is left behind and "
+        "nobody reads along; off, a queue outlives a break of its connection until it expires.",
+    ),
+    Setting(
+        "control_queue_durable",
+        BOOL,
+        False,
+        "Control queues survive a restart of RabbitMQ, for a disk write per command; not together "
+        "with `control_queue_exclusive`.",
+    ),
+    Setting(
+        "control_signing",
+        choice("off", "optional", "required"),
+        "off",
+        "Commands are signed with `control_signing_key`: `optional` signs what is sent and refuses "
+        "what is signed wrongly, `required` refuses unsigned commands too, so that reaching the "
+        "broker is not enough to stop workers. Then Celery's own tools can not command, and the "
+        "clocks of all hosts must agree to within 30 s. Replies are not signed.",
+        differs="Umbel's own",
+    ),
+    Setting(
+        "control_signing_key",
+        optional(TEXT),
+        None,
+        "The shared secret, 16 bytes or more, the same for all nodes and clients: whoever has it "
+        "can command every worker; changing it means restarting all of them.",
+        differs="Umbel's own",
     ),
 )
 
@@ -764,6 +856,89 @@ LOGGING = (
     ),
 )
 
+EVENTS = (
+    Setting(
+        "worker_send_task_events",
+        BOOL,
+        False,
+        "Workers tell what becomes of every task (`-E`): monitors and the history see tasks, at "
+        "the price of a few microseconds and some 1.5 KB on the broker per task. Heartbeats go "
+        "out in any case.",
+    ),
+    Setting(
+        "task_send_sent_event",
+        BOOL,
+        False,
+        "Clients tell of every task that they send: monitors see what waits in queues, for one "
+        "more message per task.",
+    ),
+    Setting(
+        "worker_heartbeat_interval",
+        seconds(),
+        2.0,
+        "Seconds between heartbeats of a worker, which counts as gone after two of them: less "
+        "finds dead nodes sooner and takes slow ones for dead sooner, more costs less.",
+        differs="a setting as well as an option of the command line",
+    ),
+    Setting(
+        "event_exchange",
+        TEXT,
+        "celeryev",
+        "Where events are published: everybody who is to hear of each other must agree on it; "
+        "another name keeps clusters on one broker apart.",
+    ),
+    Setting(
+        "event_buffer_max",
+        _POSITIVE,
+        10_000,
+        "Events that a process keeps while the broker is away, some 1 KB each; the oldest are "
+        "dropped and counted when it is full. More bridges longer outages for more memory.",
+        differs="Celery keeps any number, and forgets them when it reconnects",
+    ),
+    Setting(
+        "event_flush_interval",
+        seconds(),
+        0.05,
+        "Seconds that task events wait for company before they are sent together: more costs "
+        "less per event, less shows them sooner.",
+        differs="Celery sends them at each turn of its loop",
+    ),
+    Setting(
+        "event_queue_prefix",
+        TEXT,
+        "celeryev",
+        "First part of the names of receivers' queues; the broker's permissions may demand one.",
+    ),
+    Setting(
+        "event_queue_ttl",
+        optional(seconds()),
+        5.0,
+        "Seconds that an event waits for a slow receiver on RabbitMQ: more lets receivers pause "
+        "longer, for memory of the broker.",
+    ),
+    Setting(
+        "event_queue_expires",
+        optional(seconds()),
+        60.0,
+        "Seconds after which RabbitMQ deletes the queue of a receiver that is gone: more survives "
+        "longer breaks, and leaves more behind.",
+    ),
+    Setting(
+        "event_queue_exclusive",
+        BOOL,
+        True,
+        "The queue of a receiver belongs to its connection and goes with it. Off, it outlives "
+        "short breaks, which newer RabbitMQ servers refuse for queues that are not durable.",
+    ),
+    Setting(
+        "event_queue_durable",
+        BOOL,
+        False,
+        "The queue of a receiver survives a restart of RabbitMQ; events in it do not. It costs "
+        "the broker a write per receiver.",
+    ),
+)
+
 SECTIONS: tuple[tuple[str, tuple[Setting, ...]], ...] = (
     ("Broker", BROKER),
     ("Results", RESULTS),
@@ -771,6 +946,8 @@ SECTIONS: tuple[tuple[str, tuple[Setting, ...]], ...] = (
     ("Queues and routes", ROUTING),
     ("Tasks", TASKS),
     ("Worker", WORKER),
+    ("Remote control", CONTROL),
+    ("Events", EVENTS),
     ("Logging", LOGGING),
 )
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from umbel.app.context import Context, current_frame, current_request
 from umbel.exceptions import ImproperlyConfigured, MaxRetriesExceededError, Retry
+from umbel.wire.redaction import Redaction, Switch
 
 if TYPE_CHECKING:
     from umbel.app.canvas import Signature
@@ -56,6 +57,9 @@ class Task:
     store_errors_even_if_ignored: bool | None = None
     track_started: bool | None = None
     send_events: bool = True
+    # What is hidden in headers, events and logs: True all, False nothing, names these as well.
+    redact: Switch = None
+    _redaction: Redaction | None = None
 
     # Retries.
     max_retries: int | None = 3
@@ -123,6 +127,24 @@ class Task:
     def parameters(self) -> inspect.Signature:
         """What the body can be called with."""
         return inspect.signature(self.run)
+
+    @property
+    def redaction(self) -> Redaction:
+        """What of its arguments may be shown."""
+        names, switch, known = self.app.conf.task_redact_names, self.redact, self._redaction
+        if known is None or known.names is not names or known.switch is not switch:
+            known = self._redaction = Redaction(names, switch, self._signature(), self._rules_of)
+        return known
+
+    def _signature(self) -> inspect.Signature | None:
+        try:
+            return self.parameters
+        except (TypeError, ValueError):  # a callable that does not tell
+            return None
+
+    def _rules_of(self, name: str) -> Redaction | None:
+        task = self.app.tasks.get(name)
+        return None if task is None else task.redaction
 
     def check_arguments(self, args: Any, kwargs: Any) -> None:
         """Raise TypeError when the body can not be called with these arguments."""
@@ -297,6 +319,15 @@ class Task:
         if target is None:
             raise ValueError(f"update_state of {self.name} outside of an execution needs a task_id")
         self.backend.store(target, meta, state, request=request)
+
+    def send_event(self, type_: str, **fields: Any) -> None:
+        """Tell monitors something about the task that runs, such as `task-progress`.
+
+        Never waits and never fails; see `Dispatcher.send`.
+        """
+        request = self.request
+        dispatcher = self.app.events.default_dispatcher(request.hostname)
+        dispatcher.send(type_, uuid=request.id, **fields)
 
     # -- hooks -------------------------------------------------------------------------
 

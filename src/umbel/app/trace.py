@@ -24,6 +24,7 @@ from umbel.app.context import Context, Frame, current_frame
 from umbel.app.replacing import ReplacedInline
 from umbel.app.task import FailureInfo, Task
 from umbel.exceptions import Ignore, Reject, Retry
+from umbel.wire.redaction import HIDDEN_RESULT
 from umbel.wire.reprs import safe_repr
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Traced(NamedTuple):
     text: str  # bounded repr of it, for logs and events
     traceback: str = ""
     requeue: bool = False
+    clock: int = 0  # set aside for the event of it, where something was sent after it
 
 
 def _nothing() -> None:
@@ -75,6 +77,7 @@ class Tracer:
         self.errors_always = bool(
             task.option("store_errors_even_if_ignored", "task_store_errors_even_if_ignored")
         )
+        self.hides_result = task.redaction.hides_result
         self.before_start = _overridden(task, "before_start")
         self.on_success = _overridden(task, "on_success")
         self.after_return = _overridden(task, "after_return")
@@ -167,6 +170,8 @@ class Tracer:
             return self.failed(request, args, kwargs, exc, chain_sent=sent)
         if self.on_success or self.after_return:
             self._succeeded(request, args, kwargs, value)
+        if self.hides_result:
+            return Traced(SUCCESS, value, HIDDEN_RESULT)
         return Traced(SUCCESS, value, safe_repr(value, self.task.resultrepr_maxsize))
 
     def _succeeded(self, request: Context, args: Any, kwargs: Any, value: Any) -> None:
@@ -198,7 +203,7 @@ class Tracer:
     def _retried(self, request: Context, args: Any, kwargs: Any, outcome: Retry) -> Traced:
         cause = outcome.exc if outcome.exc is not None else outcome
         text = _format(cause)
-        traced = Traced(RETRY, outcome, safe_repr(cause), text)
+        traced = Traced(RETRY, outcome, safe_repr(cause), text, clock=outcome.clock)
         try:
             if self._keeps(request):
                 self.app.backend.store(_id(request), cause, RETRY, traceback=text, request=request)

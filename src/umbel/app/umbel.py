@@ -20,6 +20,7 @@ from kombu import Connection
 from tzlocal import get_localzone
 
 from umbel.app import calls, current
+from umbel.app.commands import Commands
 from umbel.app.conf import Conf
 from umbel.app.declaring import adopt, make_task, register
 from umbel.app.modules import ModuleLoader
@@ -28,12 +29,15 @@ from umbel.app.registry import TaskRegistry
 from umbel.app.routes import Queues, Router
 from umbel.app.task import Task, add_to_caller
 from umbel.broker.connections import connect, is_embedded
+from umbel.cluster.clock import Clock
 from umbel.exceptions import ImproperlyConfigured
 from umbel.wire.content import accept_set
 from umbel.wire.limits import Limits
 
 if TYPE_CHECKING:
     from umbel.app.canvas import Signature
+    from umbel.app.control import Control
+    from umbel.app.events import Events
     from umbel.app.results import AsyncResult, GroupResult
     from umbel.app.results.backend import Backend
 
@@ -84,8 +88,10 @@ class Umbel:
         self.tasks = TaskRegistry()
         self.steps = {"worker": Steps(), "consumer": Steps()}
         self.modules = ModuleLoader(include)
+        self.own_commands = Commands()
         self._lock = threading.RLock()
         self._made: dict[str, Any] = {}
+        self.clock = Clock(lock=threading.Lock())
         self._renew()
         self.conf = Conf()
         self.conf.load_environment(os.environ)
@@ -168,6 +174,14 @@ class Umbel:
         """Register an instance (or class) of a hand-written subclass of `Task`."""
         return adopt(self, task() if isinstance(task, type) else task)
 
+    def control_command(self, fun: Callable[..., Any] | None = None, **options: Any) -> Any:
+        """Make a function a command that workers obey: `@app.control_command`.
+
+        It is called as `fun(state, **arguments)`; what it returns is the answer. With `reads=True`
+        it is an inspection, which changes nothing.
+        """
+        return self.own_commands.command(fun, **options)
+
     def task_name(self, fun: Any) -> str:
         """The name of a task that was not given one: module and function."""
         module = self.main if fun.__module__ == "__main__" else fun.__module__
@@ -203,7 +217,7 @@ class Umbel:
         call = calls.prepare(self, name, args, kwargs, options, task)
         if not call.ignore_result:
             self.backend.before_send((call.id,))
-        self.publisher.send(call.message, call.destination, call.policy)
+        self.publisher.send(call.message, call.destination, call.policy, self._sent((call,)))
         result = self.AsyncResult(call.id)
         result.ignored = call.ignore_result
         if options.get("add_to_parent", True):
@@ -238,7 +252,10 @@ class Umbel:
         if kept:
             self.backend.before_send(kept)
         messages = [(call.message, call.destination) for call in batch]
-        self.publisher.send_many(messages, batch[0].policy)
+        self.publisher.send_many(messages, batch[0].policy, self._sent(batch))
+
+    def _sent(self, batch: Sequence[calls.Call]) -> list[dict[str, Any]]:
+        return self.events.sent(batch) if self.conf.task_send_sent_event else []
 
     def signature(self, *args: Any, **kwargs: Any) -> Signature:
         """A call that is not made yet; see `umbel.signature`."""
@@ -301,6 +318,30 @@ class Umbel:
         return backend
 
     @property
+    def events(self) -> Events:
+        """Events: sending, receiving, and the state of the cluster that they tell."""
+
+        def make() -> Events:
+            from umbel.app.events import Events
+
+            return Events(self)
+
+        events: Events = self._once("events", make)
+        return events
+
+    @property
+    def control(self) -> Control:
+        """Remote control of running nodes."""
+
+        def make() -> Control:
+            from umbel.app.control import Control
+
+            return Control(self)
+
+        control: Control = self._once("control", make)
+        return control
+
+    @property
     def result_url(self) -> str:
         """The result backend; with the embedded broker that is the default for results too."""
         url = self.conf.result_backend
@@ -323,9 +364,17 @@ class Umbel:
         """Where replies to this process go."""
         return self.backend.reply_to or self.oid
 
-    def connection(self, url: Any = None, *, heartbeat: float | None = None) -> Connection:
-        """A new, unopened connection to the broker; `heartbeat` replaces the setting."""
+    def connection(
+        self, url: Any = None, *, heartbeat: float | None = None, confirm: bool = False
+    ) -> Connection:
+        """A new, unopened connection to the broker; `heartbeat` replaces the setting.
+
+        With `confirm`, publishing returns when the broker has the message, where it can tell.
+        """
         conf = self.conf
+        transport_options = conf.broker_transport_options
+        if confirm:
+            transport_options = {**transport_options, "confirm_publish": True}
         options: dict[str, Any] = {
             "connect_timeout": conf.broker_connection_timeout,
             "heartbeat": conf.broker_heartbeat if heartbeat is None else heartbeat,
@@ -337,7 +386,7 @@ class Umbel:
         return connect(
             url or self.read_url,
             directory=self.directory,
-            transport_options=conf.broker_transport_options,
+            transport_options=transport_options,
             **{key: value for key, value in options.items() if value is not None},
         )
 
@@ -353,7 +402,7 @@ class Umbel:
         """Close every connection; the application can be used again afterwards."""
         with self._lock:
             made, self._made = self._made, {}
-        for name in ("publisher", "backend"):
+        for name in ("control", "events", "publisher", "backend"):
             if name in made:
                 made[name].close()
 
@@ -364,6 +413,7 @@ class Umbel:
     def _after_fork(self) -> None:
         # The parent's sockets belong to the parent: they are dropped here, never closed.
         self._lock = threading.RLock()
+        self.clock = Clock(self.clock.value, threading.Lock())
         made, self._made = self._made, {}
         backend = made.get("backend")
         if backend is not None:

@@ -32,6 +32,9 @@ def leave_compressed(channel: Any) -> None:
                 _check_tag(self)
             except Exception as exc:
                 raise Unreadable(f"{type(exc).__name__}: {exc}") from exc
+            finally:
+                if method is not None:  # in memory other queues share these headers
+                    headers["compression"] = method
             if method is not None:
                 self.headers["compression"] = method
 

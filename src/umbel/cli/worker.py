@@ -14,7 +14,7 @@ import click
 from umbel.cli import apps
 from umbel.cli.errors import FAILED, CommandFailed
 from umbel.cli.group import Invocation, split_names
-from umbel.worker.options import WorkerOptions, node_name
+from umbel.worker.options import WorkerOptions, expanded, node_name
 from umbel.worker.pools.base import POOL_NAMES
 
 if TYPE_CHECKING:
@@ -46,6 +46,22 @@ def _log_level(ctx: click.Context, param: click.Parameter, value: str) -> int:
     close = difflib.get_close_matches(name, LEVELS, 1)
     hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(LEVELS)}"
     raise CommandFailed(f"unknown log level {value!r}: {hint}")
+
+
+def _bounds(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> tuple[int, int] | None:
+    """`8,2` as (at most, at least); `8` alone begins with one."""
+    if value is None:
+        return None
+    most, _, least = value.partition(",")
+    try:
+        bounds = int(most), int(least or 1)
+    except ValueError:
+        bounds = (0, 0)
+    if not 1 <= bounds[1] <= bounds[0]:
+        raise CommandFailed(f"--autoscale {value!r}: give MAX,MIN such as 8,2")
+    return bounds
 
 
 @dataclass(slots=True)
@@ -107,6 +123,19 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
 @_option("--without-gossip", is_flag=True, help="Do not follow other workers.")
 @_option("--without-mingle", is_flag=True, help="Do not ask other workers at the start.")
 @_option("--without-heartbeat", is_flag=True, help="Send no heartbeats.")
+@_option("--heartbeat-interval", type=_SECONDS, help="Seconds between heartbeats [2].")
+@_option(
+    "--autoscale",
+    callback=_bounds,
+    metavar="MAX,MIN",
+    help="Let the pool follow the work between these sizes.",
+)
+@_option(
+    "-S",
+    "--statedb",
+    metavar="FILE",
+    help="Remember revoked tasks and the clock in this file (%n, %h, %d, %p expand).",
+)
 @_option("--purge", is_flag=True, help="Remove all waiting messages first, without asking.")
 @_option("-I", "--include", multiple=True, callback=split_names, help="More modules with tasks.")
 @_option("--health-file", metavar="PATH", help="A file that is fresh while the worker is well.")
@@ -114,6 +143,11 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
     "--health-port",
     type=click.IntRange(0, 65535),
     help="Answer /live and /ready on this port of 127.0.0.1.",
+)
+@_option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    help="Answer Prometheus on this port of metrics_address [127.0.0.1].",
 )
 @_option(
     "--show-blueprint",
@@ -157,7 +191,7 @@ def worker(
         return 0
     around = Surroundings(
         level=loglevel,
-        logfile=_expanded(logfile, node_name(options.hostname)),
+        logfile=expanded(logfile, node_name(options.hostname)),
         json_logs=json_logs,
         color=False if no_color else invocation.color,
         quiet=quiet or invocation.quiet or json_logs,
@@ -204,16 +238,38 @@ def _make(app: Umbel, options: WorkerOptions) -> Worker:
 def _start_health(process: Worker, options: WorkerOptions, stack: contextlib.ExitStack) -> None:
     from umbel.worker import health
 
-    if options.health_port is not None:
+    port = options.metrics_port
+    shared = port is not None and _start_metrics(process, port, stack) == options.health_port
+    if options.health_port is not None and not shared:
         server = health.HealthServer(process, options.health_port)
         server.start()
         stack.callback(server.stop)
-        logger.info("health checks at http://%s:%d", health.ADDRESS, server.port)
+        logger.info("health checks at http://%s:%d", server.address, server.port)
     if options.health_file is not None:
         file = health.HealthFile(process, options.health_file)
         file.start()
         stack.callback(file.stop)
         process.on_ready.append(file.renew)
+
+
+def _start_metrics(process: Worker, port: int, stack: contextlib.ExitStack) -> int | None:
+    """Answer on the metrics port; gives the port of 127.0.0.1 that tells health as well, if any."""
+    from umbel.worker import endpoint, health
+
+    try:
+        from umbel.worker.metrics import Metrics
+    except ModuleNotFoundError:
+        raise CommandFailed(
+            "--metrics-port needs prometheus_client: install it with pip install 'umbel[metrics]'"
+        ) from None
+    process.metrics = Metrics(process)
+    routes = {**process.metrics.routes(), **health.routes(process)}
+    server = endpoint.Endpoint("metrics", port, routes, process.app.conf.metrics_address)
+    server.start()
+    stack.callback(server.stop)
+    logger.info("metrics at http://%s:%d/metrics", server.address, server.port)
+    everywhere = "0.0.0.0"  # noqa: S104 - where the user says so
+    return server.port if server.address in (endpoint.LOOPBACK, everywhere) else None
 
 
 def _purge(app: Umbel, log: Logging) -> None:
@@ -238,17 +294,3 @@ def _work(process: Worker, log: Logging, around: Surroundings) -> int:
     except Exception:
         logger.exception("the worker failed")
     return FAILED
-
-
-def _expanded(logfile: str | None, node: str) -> str | None:
-    """`%n` name, `%h` host, `%d` domain, `%p` the whole node name, `%%` a percent sign."""
-    if logfile is None:
-        return None
-    name, _, host = node.partition("@")
-    table = {"%n": name, "%h": host, "%d": host.partition(".")[2], "%p": node, "%%": "%"}
-    out, position = "", 0
-    while position < len(logfile):
-        pair = logfile[position : position + 2]
-        out += table.get(pair, logfile[position])
-        position += 2 if pair in table else 1
-    return out

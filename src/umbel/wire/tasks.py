@@ -23,6 +23,7 @@ import msgspec
 from umbel.wire.compression import compress, decompress
 from umbel.wire.content import as_bytes, decode, encode, ensure_accepted
 from umbel.wire.limits import DEFAULT_LIMITS, INVALID_TASK, UNKNOWN_MESSAGE, Limits, Refusal
+from umbel.wire.redaction import redacted_repr
 from umbel.wire.reprs import safe_repr
 from umbel.wire.signatures import check_signature, field_refusal
 from umbel.wire.times import format_time, parse_time
@@ -59,6 +60,8 @@ class TaskHeader(msgspec.Struct):
     stamped_headers: list[str] | None = None
     stamps: dict[str, Any] | None = None
     compression: str | None = None
+    umbel_clock: Any = None  # the sender's clock; whoever acts on it judges it
+    umbel_sent: Any = None  # unix time in milliseconds; likewise
 
 
 class TaskBody(msgspec.Struct):
@@ -154,7 +157,7 @@ def read_body(
         return found
     raise Refusal(
         INVALID_TASK,
-        f"the task body must be [args, kwargs, embed], got {safe_repr(decoded, 80)}",
+        f"the task body must be [args, kwargs, embed], got {redacted_repr(decoded, 80)}",
     )
 
 
@@ -172,7 +175,7 @@ def read_v1(decoded: Any) -> tuple[TaskHeader, TaskBody]:
     if not isinstance(decoded, dict) or "task" not in decoded:
         raise Refusal(
             UNKNOWN_MESSAGE,
-            f"not a task message: no 'task' header and none in {safe_repr(decoded, 80)}",
+            f"not a task message: no 'task' header and none in {redacted_repr(decoded, 80)}",
         )
     body = _task_body(decoded.get("args", []), decoded.get("kwargs", {}), decoded)
     fields = {name: decoded[name] for name in HEADER_FIELDS & decoded.keys()}
@@ -219,6 +222,8 @@ def write_task(
     chain: Sequence[Mapping[str, Any]] | None = None,
     chord: Mapping[str, Any] | None = None,
     headers: Mapping[str, Any] | None = None,
+    clock: int | None = None,
+    sent_ms: int | None = None,
 ) -> OutgoingTask:
     """A protocol 2 message; `headers` are the caller's own and cannot replace the protocol's."""
     if kwargs is None:
@@ -245,6 +250,10 @@ def write_task(
         "stamped_headers": None if stamped_headers is None else list(stamped_headers),
         "stamps": dict(stamps) if stamps else {},
     }
+    if clock is not None:
+        fields["umbel_clock"] = clock
+    if sent_ms is not None:
+        fields["umbel_sent"] = sent_ms
     embed = {"callbacks": callbacks, "errbacks": errbacks, "chain": chain, "chord": chord}
     body, content_type, content_encoding = encode((args, kwargs, embed), serializer)
     if compression:
@@ -346,7 +355,7 @@ def _signatures(name: str, value: Any) -> list[dict[str, Any]]:
 
 def _invalid(where: str, name: str, expected: str, value: Any) -> Refusal:
     return Refusal(
-        INVALID_TASK, f"task {where} {name!r}: expected {expected}, got {safe_repr(value, 80)}"
+        INVALID_TASK, f"task {where} {name!r}: expected {expected}, got {redacted_repr(value, 80)}"
     )
 
 

@@ -17,10 +17,12 @@ from kombu import Connection
 from kombu import Consumer as KombuConsumer
 
 from umbel.broker.acks import Acks
-from umbel.broker.connections import hang_up, masked
+from umbel.broker.connections import driver, hang_up, masked
+from umbel.broker.origins import Origins
 from umbel.broker.taking import Identity
 from umbel.worker.blueprint import Blueprint
 from umbel.worker.errors import BrokerUnreachable, ConnectionFailed
+from umbel.worker.returns import Returns
 from umbel.worker.steps import CONSUMER_STEPS
 
 if TYPE_CHECKING:
@@ -56,6 +58,8 @@ class Consumer:
             ConnectionFailed,
         )
         self.acks = Acks()
+        self.returns = Returns(self)
+        self.origins = Origins()
         self.failure: BaseException | None = None
         self.lost = False
         self.identity = Identity()
@@ -79,12 +83,14 @@ class Consumer:
             finally:
                 worker.ready_now = False
                 self.blueprint.stop(self)
+                self.returns.close()
             if self.lost:
                 self._damp(time.monotonic() - began)
 
     def _on_lost(self, exc: BaseException) -> None:
         self.worker.tally.connections_lost += 1
         self.worker.deliveries_void()
+        self.returns.void(exc)
         fatal_if_no_files(exc)
         if not self.app.conf.broker_connection_retry:
             raise BrokerUnreachable(
@@ -107,6 +113,41 @@ class Consumer:
     def url(self) -> str:
         """The broker's address as it may be shown."""
         return masked(self.app.read_url)
+
+    # -- single queues: may ask the broker, so not while a message is being received ----
+
+    def queue_of(self, message: Any) -> str | None:
+        """The queue that a message came from, as far as that can be told."""
+        return self.origins.queue_of(message, self.tasks, self.app.queues.consumed)
+
+    def can_rest(self, name: str) -> bool:
+        """Whether a queue is still there after a while without consumers."""
+        queue = self.app.queues.consumed.get(name)
+        if queue is None or self.tasks is None:
+            return False
+        expires = queue.expires or (queue.queue_arguments or {}).get("x-expires")
+        return not (queue.auto_delete or expires)
+
+    def length_of(self, name: str) -> int:
+        """How many messages lie in this queue."""
+        assert self.connection is not None
+        if driver(self.connection) == "amqp":
+            return int(self.channel.queue_declare(queue=name, passive=True).message_count)
+        return int(self.channel._size(name))
+
+    def rest(self, name: str) -> None:
+        """Take nothing from this queue until `resume`, or until the connection is another."""
+        if self.tasks is not None:
+            self.tasks.cancel_by_queue(name)
+
+    def resume(self, name: str) -> None:
+        """Take from this queue again, if it is still to be consumed."""
+        queue = self.app.queues.consumed.get(name)
+        if self.tasks is not None and queue is not None and not self.worker.stop_wanted.is_set():
+            self.tasks.add_queue(queue)
+            self.tasks.consume()
+
+    # -- connecting --------------------------------------------------------------------
 
     def connect(self) -> Connection | None:
         """Open a connection, asking again until it works; None when the worker is to stop."""

@@ -28,11 +28,15 @@ class WorkerOptions:
     max_tasks_per_child: int | None = None
     max_memory_per_child_kib: int | None = None
     task_events: bool | None = None
+    heartbeat_interval: float | None = None
     without_mingle: bool = False
     without_gossip: bool = False
     without_heartbeat: bool = False
+    autoscale: tuple[int, int] | None = None  # at most, at least
+    statedb: str | None = None
     health_file: str | None = None
     health_port: int | None = None
+    metrics_port: int | None = None
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -47,6 +51,9 @@ class Plan:
     soft_time_limit_s: float | None
     max_tasks_per_child: int | None
     max_memory_per_child_kib: int | None
+    task_events: bool
+    heartbeat_interval_s: float
+    statedb: str | None
 
 
 def node_name(name: str | None) -> str:
@@ -65,6 +72,20 @@ def node_name(name: str | None) -> str:
             out, i = out + table[pair], i + 2
         else:
             out, i = out + chosen[i], i + 1
+    return out
+
+
+def expanded(path: str | None, node: str) -> str | None:
+    """`%n` name, `%h` host, `%d` domain, `%p` the whole node name, `%%` a percent sign."""
+    if path is None:
+        return None
+    name, _, host = node.partition("@")
+    table = {"%n": name, "%h": host, "%d": host.partition(".")[2], "%p": node, "%%": "%"}
+    out, position = "", 0
+    while position < len(path):
+        pair = path[position : position + 2]
+        out += table.get(pair, path[position])
+        position += 2 if pair in table else 1
     return out
 
 
@@ -87,8 +108,13 @@ def plan_for(app: Umbel, options: WorkerOptions) -> Plan:
     tasks = pick(options.max_tasks_per_child, "worker_max_tasks_per_child")
     memory = pick(options.max_memory_per_child_kib, "worker_max_memory_per_child")
     pool = options.pool or conf.worker_pool
+    if options.autoscale is not None:
+        if pool == "solo":
+            raise ImproperlyConfigured("the solo pool runs one task at a time: no --autoscale")
+        concurrency = options.autoscale[1]
+    hostname = node_name(options.hostname)
     return Plan(
-        hostname=node_name(options.hostname),
+        hostname=hostname,
         pool=pool,
         concurrency=1 if pool == "solo" else int(concurrency),
         prefetch_multiplier=int(multiplier or 0),
@@ -96,4 +122,7 @@ def plan_for(app: Umbel, options: WorkerOptions) -> Plan:
         soft_time_limit_s=soft,
         max_tasks_per_child=int(tasks) if tasks else None,
         max_memory_per_child_kib=int(memory) if memory else None,
+        task_events=bool(pick(options.task_events, "worker_send_task_events")),
+        heartbeat_interval_s=pick(options.heartbeat_interval, "worker_heartbeat_interval") or 2.0,
+        statedb=expanded(options.statedb or conf.worker_state_db, hostname),
     )

@@ -28,6 +28,7 @@ class Order(msgspec.Struct, array_like=True):
     """One message to execute.
 
     `headers` are the caller's own where `header` holds the protocol's, else all of them.
+    `clock` is that of the order itself: what the task sends comes after it.
     `decoded` is set when the body had to be decoded on receipt (protocol 1), and not carried to
     another process: dates, decimals and ids would arrive there as text.
     """
@@ -43,10 +44,14 @@ class Order(msgspec.Struct, array_like=True):
     hostname: str
     decoded: Any = None
     header: TaskHeader | None = None
+    clock: int = 0
 
 
 class Outcome(msgspec.Struct, array_like=True):
-    """How an order ended: `text` is the repr of the result or of the exception."""
+    """How an order ended: `text` is the repr of the result or of the exception.
+
+    `clock` is that of the side that ran it, at the end; of a retry, before it was sent.
+    """
 
     state: str
     runtime_s: float
@@ -54,6 +59,7 @@ class Outcome(msgspec.Struct, array_like=True):
     traceback: str
     requeue: bool = False
     detail: str = ""
+    clock: int = 0
 
 
 class OrderError(ValueError):

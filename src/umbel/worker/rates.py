@@ -1,10 +1,9 @@
 """Rate limits: so many tasks of one type per second, minute or hour, on this worker.
 
 Each limited type has a token bucket of one token: tasks are spread evenly rather than let through
-in bursts. A task that finds no token is *parked*. Parked tasks count as held, so they take no
-place in the prefetch window and other types flow past them. Their number is bounded over all
-types; a task beyond the bound goes back to its queue after a short pause, so that broker and
-worker do not toss it to and fro as fast as they can.
+in bursts. A task that finds no token is *parked*. Parked tasks take no place in the prefetch
+window, so that other types flow past them. Their number is bounded over all types; those beyond
+the bound are the surplus, which goes back to the queues (`surplus.py`).
 
 A new limit applies at once: what is parked waits for the new bucket, or runs now when the limit
 was lifted.
@@ -15,19 +14,17 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from umbel.app.declaring import parse_rate
+from umbel.worker.surplus import Surplus
 
 if TYPE_CHECKING:
     from umbel.worker.request import Request
     from umbel.worker.worker import Worker
 
 logger = logging.getLogger("umbel.rates")
-
-# How long a task beyond the bound is kept before it goes back to its queue.
-GIVE_BACK_AFTER_S = 0.05
 
 
 class Bucket:
@@ -77,9 +74,15 @@ class RateLimits:
         self._clock = clock
         self._known: set[str] = set()  # types whose limit was set, if only to none
         self.lanes: dict[str, Lane] = {}
-        self.parked_max = parked_max
-        self.parked_count = 0
+        self.parked_max = max(parked_max, 1)
+        self._waiting_count = 0  # parked, and surplus
+        self.surplus = Surplus(worker, parked_max, self._give_back, clock)
         self.given_back = 0
+
+    @property
+    def parked_count(self) -> int:
+        """How many wait within the bound."""
+        return self._waiting_count - len(self.surplus)
 
     def begin(self, name: str, rate: str | float | None) -> None:
         """The limit that a type begins with; one that was set before it stays."""
@@ -90,6 +93,7 @@ class RateLimits:
         """Limit a task type, or lift its limit with 0 or None; ValueError for a bad rate."""
         per_s = parse_rate(rate)
         self._known.add(name)
+        self.surplus.wake()
         lane = self.lanes.get(name)
         if lane is None:
             if per_s:
@@ -108,30 +112,30 @@ class RateLimits:
         """Let the request run now, or when its type has a token again."""
         lane = self.lanes.get(name)
         if lane is None or (not lane.parked and lane.bucket.take(self._clock())):
+            if self.surplus.rounds:
+                self.surplus.found(request)
             self._worker.ready(request)
             return
-        if self.parked_count >= self.parked_max:
-            self.given_back += 1
-            self._worker.hold(request, GIVE_BACK_AFTER_S, self._worker.return_to_queue)
-            return
         lane.parked.append(request)
-        self.parked_count += 1
+        self._waiting_count += 1
         self._worker.prefetch.parked += 1
         if lane.timer is None:
             self._schedule(name, lane)
+        if self._waiting_count > self.parked_max:
+            self.surplus.add(request)
 
     def waiting(self) -> list[Request]:
-        """Everything that is parked."""
+        """Everything that is parked, or surplus."""
         return [request for lane in self.lanes.values() for request in lane.parked]
 
     def clear(self) -> list[Request]:
-        """Forget everything that is parked; returns it."""
+        """Forget everything that is parked, or surplus; returns it."""
         dropped = self.waiting()
+        self.surplus.forget()
         for lane in self.lanes.values():
             self._cancel(lane)
             lane.parked.clear()
-        self._worker.prefetch.parked -= self.parked_count
-        self.parked_count = 0
+        self._count_off(len(dropped))
         return dropped
 
     def _schedule(self, name: str, lane: Lane) -> None:
@@ -148,10 +152,34 @@ class RateLimits:
 
     def _unpark(self, lane: Lane) -> None:
         request = lane.parked.popleft()
-        self.parked_count -= 1
-        self._worker.prefetch.parked -= 1
+        self._count_off(1)
+        self.surplus.shrink(request)
+        if self.surplus.is_resting and 2 * self.parked_count < self.parked_max:
+            self.surplus.wake()
         # Its time may have run out, or it may have been revoked, while it was parked.
         request.strategy.enter(request)
+
+    def _give_back(self, requests: Sequence[Request]) -> None:
+        gone = {id(request) for request in requests}
+        for lane in self.lanes.values():
+            lane.parked = deque(one for one in lane.parked if id(one) not in gone)
+            if not lane.parked:
+                self._cancel(lane)
+        self._count_off(len(requests))
+        if not self.given_back:
+            logger.warning(
+                "more than %d tasks wait for rate limits: those beyond go back behind the others "
+                "of their queues. If there will always be so many, give them a queue and a worker "
+                "of their own, or raise worker_parked_task_limit",
+                self.parked_max,
+            )
+        self.given_back += len(requests)
+        for request in requests:
+            self._worker.return_to_queue(request)
+
+    def _count_off(self, count: int) -> None:
+        self._waiting_count -= count
+        self._worker.prefetch.parked -= count
 
     @staticmethod
     def _cancel(lane: Lane) -> None:

@@ -22,6 +22,7 @@ from umbel.exceptions import (
     WorkerLostError,
 )
 from umbel.wire.limits import Refusal
+from umbel.wire.reprs import safe_repr
 from umbel.worker.runner import UNDECODABLE
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class Request:
         "order",
         "owed",
         "pid",
+        "received_at",
         "settled",
         "strategy",
         "timer",
@@ -71,6 +73,7 @@ class Request:
         self.expires: datetime | None = None
         self.timer: Any = None
         self.pid: int | None = None
+        self.received_at: float | None = None  # where it is measured
         self.accepted_at: float | None = None
         self.settled = False
         self.void = False
@@ -124,6 +127,8 @@ class Request:
             self.ack()
         else:
             self.reject(requeue=False)
+            if self.worker.task_events.on:
+                self.worker.task_events.rejected(self, requeue=False)
 
     # -- what the pool reports (on its thread) -----------------------------------------
 
@@ -161,12 +166,25 @@ class Request:
 
     def _on_accepted(self, pid: int, when: float) -> None:
         self.pid, self.accepted_at = pid, when
-        self.worker.tally.active[id(self)] = self
+        worker = self.worker
+        worker.tally.active[id(self)] = self
+        worker.tally.started += 1
+        if worker.task_events.on:
+            worker.task_events.started(self, when)
+        if worker.metrics is not None:
+            worker.metrics.started(self, when)
         if not self.strategy.acks_late:
             self.ack()
 
     def _on_finished(self, outcome: Outcome) -> None:
         state = outcome.state
+        clock = self.worker.app.clock
+        if outcome.clock > clock.value:
+            clock.adjust(outcome.clock)
+        if self.worker.task_events.on:
+            self.worker.task_events.finished(self, outcome)
+        if self.worker.metrics is not None:
+            self.worker.metrics.finished(self, state, outcome.runtime_s)
         if state == "SUCCESS":
             self.ack()
             if logger.isEnabledFor(logging.INFO):
@@ -209,6 +227,10 @@ class Request:
                 self.name, self.id, reason,
             )  # fmt: skip
             self.reject(requeue=True)
+            if self.worker.metrics is not None:
+                self.worker.metrics.finished(self, "REQUEUED")
+            if self.worker.task_events.on:
+                self.worker.task_events.rejected(self, requeue=True)
         else:
             logger.error("Task %s[%s]: its process ended with %s", self.name, self.id, reason)
             self.fail(WorkerLostError(f"Worker exited prematurely: {reason}."))
@@ -218,14 +240,24 @@ class Request:
         if not self.dropped:
             name = signal.Signals(signum).name
             logger.warning("Task %s[%s] terminated (%s)", self.name, self.id, name)
-            self.revoke("terminated")
+            self.revoke("terminated", signum)
+        elif self.worker.metrics is not None:
+            self.worker.metrics.finished(self, "CANCELLED")
         self.worker.released(self)
 
     # -- outcomes without an execution -------------------------------------------------
 
-    def revoke(self, why: str) -> None:
+    def revoke(self, why: str, signum: int | None = None) -> None:
         """Store REVOKED (`revoked`, `expired` or `terminated`) and acknowledge."""
-        self.worker.aside(partial(self._store_revoked, why), self.ack)
+
+        def done() -> None:
+            self.ack()
+            if self.worker.task_events.on:
+                self.worker.task_events.revoked(self, why, signum)
+
+        if self.worker.metrics is not None:
+            self.worker.metrics.finished(self, "REVOKED")
+        self.worker.aside(partial(self._store_revoked, why), done)
 
     def _store_revoked(self, why: str) -> None:
         request = self.context()
@@ -239,7 +271,15 @@ class Request:
 
     def fail(self, exc: Exception) -> None:
         """Store FAILURE and settle the message as a failed one."""
-        self.worker.aside(partial(self._store_failure, exc), self.settle_failure)
+
+        def done() -> None:
+            if self.worker.task_events.on:
+                self.worker.task_events.failed(self, safe_repr(exc), "")
+            self.settle_failure()
+
+        if self.worker.metrics is not None:
+            self.worker.metrics.finished(self, "FAILURE")
+        self.worker.aside(partial(self._store_failure, exc), done)
 
     def _store_failure(self, exc: Exception) -> None:
         fail(self.worker.app, self.strategy.task, self.context(), exc)

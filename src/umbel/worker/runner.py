@@ -60,6 +60,7 @@ class Runner:
     def __call__(self, order: Order) -> Outcome:
         """Run an order to its end in this thread."""
         started = time.monotonic()
+        self._witness(order)
         try:
             tracer = self._tracer(order.task)
             request, body = self.open(order)
@@ -74,11 +75,12 @@ class Runner:
                 traced = tracer(request, body.args, body.kwargs)
         except Exception as exc:  # noqa: BLE001 - a limit that struck next to the body
             traced = tracer.failed(request, body.args, body.kwargs, exc)
-        return _outcome(traced, time.monotonic() - started)
+        return self._outcome(traced, time.monotonic() - started)
 
     async def run_async(self, order: Order) -> Outcome:
         """Run an order whose body is an `async def` on the loop of the caller."""
         started = time.monotonic()
+        self._witness(order)
         try:
             tracer = self._tracer(order.task)
             request, body = self.open(order)
@@ -87,7 +89,22 @@ class Runner:
         except Exception as exc:  # noqa: BLE001 - becomes the outcome
             return await asyncio.to_thread(self._unopened, order, exc, started)
         traced = await tracer.run_async(request, body.args, body.kwargs)
-        return _outcome(traced, time.monotonic() - started)
+        return self._outcome(traced, time.monotonic() - started)
+
+    def _witness(self, order: Order) -> None:
+        """Where the task runs the clock may be behind the one that sent the order."""
+        if order.clock > self.app.clock.value:
+            self.app.clock.adjust(order.clock)
+
+    def _outcome(self, traced: Traced, runtime_s: float) -> Outcome:
+        return Outcome(
+            traced.state,
+            runtime_s,
+            traced.text,
+            traced.traceback,
+            traced.requeue,
+            clock=traced.clock or self.app.clock.value,
+        )
 
     def is_async(self, order: Order) -> bool:
         """Whether the body of the order's task is an `async def`."""
@@ -213,10 +230,6 @@ def context_for(order: Order, header: TaskHeader, body: TaskBody) -> Context:
 
 def _given(header: TaskHeader) -> dict[str, Any]:
     return {name: value for name, value in structs.asdict(header).items() if value is not None}
-
-
-def _outcome(traced: Traced, runtime_s: float) -> Outcome:
-    return Outcome(traced.state, runtime_s, traced.text, traced.traceback, traced.requeue)
 
 
 def _refused(refusal: Refusal) -> Outcome:

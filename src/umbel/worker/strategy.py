@@ -22,6 +22,7 @@ is stored where the message told an id.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
@@ -40,6 +41,7 @@ from umbel.wire.times import parse_time
 from umbel.worker.orders import Order
 from umbel.worker.request import Request
 from umbel.worker.runner import decode_v1
+from umbel.worker.statedb import StateNotSaved
 
 if TYPE_CHECKING:
     from umbel.app.task import Task
@@ -172,6 +174,10 @@ class Receiver:
         def settle() -> None:
             if request is not None:
                 request.ack() if acknowledged else request.reject(requeue=False)
+                if worker.task_events.on:
+                    worker.task_events.failed(request, refusal.text, "")
+                    if not acknowledged:
+                        worker.task_events.rejected(request, requeue=False)
             else:
                 worker.settle(message, "ack" if acknowledged else "reject")
 
@@ -209,7 +215,12 @@ class Receiver:
             request = worker.runner.open_or_empty(order, header)
             fail(self.app, None, request, NotRegistered(header.task))
 
-        worker.aside(store, partial(worker.settle, message, "reject"))
+        def done() -> None:
+            if worker.task_events.on:
+                worker.task_events.unregistered(header.id, header.task)
+            worker.settle(message, "reject")
+
+        worker.aside(store, done)
 
 
 class Strategy:
@@ -224,6 +235,8 @@ class Strategy:
         )
         requeue_lost = task.option("reject_on_worker_lost", "task_reject_on_worker_lost")
         self.requeue_lost = requeue_lost is not False
+        self.tells = bool(task.send_events)
+        self.redaction = task.redaction
         self.zone = worker.app.timezone
         plan = worker.plan
         self.hard_s = task.time_limit or plan.time_limit_s
@@ -241,13 +254,24 @@ class Strategy:
             request.expires = parse_time(header.expires, self.zone)
         if header.eta is not None:
             request.eta = parse_time(header.eta, self.zone)
+        if header.umbel_clock is not None:
+            worker.app.clock.adjust(header.umbel_clock)
         worker.tally.reserved[id(request)] = request
+        if worker.metrics is not None:
+            worker.metrics.received(request)
         if logger.isEnabledFor(logging.INFO):
             logger.info("Task %s[%s] received", request.name, header.id)
-        if request.expires is None and request.eta is None and worker.revoked is None:
-            self._admit(request)
+        if worker.revocations.any:
+            self._note_revoked(request)
+        discards = request.expires is not None or worker.revocations.any
+        if discards and self.is_discarded(request):
             return
-        self.proceed(request)
+        if worker.task_events.on:
+            worker.task_events.received(request)
+        if request.eta is None:
+            self._admit(request)
+        else:
+            self.proceed(request)
 
     def limits(self, request: Request) -> tuple[float | None, float | None]:
         """Soft and hard time limit of one request."""
@@ -259,7 +283,7 @@ class Strategy:
 
     def proceed(self, request: Request) -> None:
         """Revoked, expired, not due yet, or ready: looked at on receipt and when eta has come."""
-        if self._is_discarded(request):
+        if self.is_discarded(request):
             return
         if request.eta is not None:
             left_s = (request.eta - datetime.now(UTC)).total_seconds()
@@ -270,7 +294,7 @@ class Strategy:
 
     def enter(self, request: Request) -> None:
         """A parked request has its token; meanwhile it may have expired or been revoked."""
-        if not self._is_discarded(request):
+        if not self.is_discarded(request):
             self.worker.ready(request)
 
     def _admit(self, request: Request) -> None:
@@ -281,9 +305,26 @@ class Strategy:
         else:
             worker.ready(request)
 
-    def _is_discarded(self, request: Request) -> bool:
+    def _note_revoked(self, request: Request) -> None:
+        """A revocation lasts as long as what it revokes."""
+        header = request.header
+        if request.eta is None and request.expires is None:
+            return
+        eta = request.eta.timestamp() if request.eta is not None else None
+        expires = request.expires.timestamp() if request.expires is not None else None
+        noted = self.worker.revocations.note_task(
+            header.id, eta, expires, time.time(), header.stamps
+        )
+        try:
+            self.worker.keep_revoked(noted)
+        except StateNotSaved as exc:
+            logger.error("%s", exc)  # it is known in memory, and the task is discarded
+
+    def is_discarded(self, request: Request) -> bool:
+        """Answer a request that is revoked or has expired; whether it was."""
         worker = self.worker
-        if worker.revoked is not None and request.id in worker.revoked:
+        revocations = worker.revocations
+        if revocations.any and revocations.revokes(request.id, request.header.stamps):
             logger.info("Discarding revoked task: %s[%s]", request.name, request.id)
             self._discard(request, "revoked")
             return True

@@ -20,6 +20,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.received = 0
+        self.started = 0
         self.finished = 0
         self.by_task: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()

@@ -18,7 +18,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,9 @@ from typing import TYPE_CHECKING, Any
 from umbel.app.declaring import annotate
 from umbel.app.routes import direct_queue
 from umbel.broker import leases
+from umbel.cluster.revocations import Revocation, Revocations
 from umbel.worker.blueprint import Blueprint
+from umbel.worker.consumption import Consumption
 from umbel.worker.errors import BrokerUnreachable
 from umbel.worker.inbox import Inbox
 from umbel.worker.options import Plan, WorkerOptions, plan_for
@@ -38,13 +40,19 @@ from umbel.worker.runner import Runner
 from umbel.worker.steps import WORKER_STEPS
 from umbel.worker.strategy import Receiver
 from umbel.worker.tally import Tally
+from umbel.worker.task_events import TaskEvents
 
 if TYPE_CHECKING:
     from kombu.asynchronous import Hub
     from kombu.asynchronous.timer import Timer
 
+    from umbel.app.events.dispatcher import Dispatcher
     from umbel.app.umbel import Umbel
+    from umbel.worker.autoscale import Autoscaler
     from umbel.worker.consumer import Consumer
+    from umbel.worker.metrics import Metrics
+    from umbel.worker.panel import Panel
+    from umbel.worker.statedb import StateDB
 
 logger = logging.getLogger("umbel.worker")
 
@@ -73,9 +81,17 @@ class Worker:
             self.plan.concurrency, self.plan.prefetch_multiplier, app.conf.worker_eta_task_limit
         )
         self.rates = RateLimits(self, app.conf.worker_parked_task_limit)
+        self.events: Dispatcher | None = None
+        self.task_events = TaskEvents(self)
+        self.metrics: Metrics | None = None  # where they are asked for
         self.runner = Runner(app, self.plan.hostname)
         self.receiver = Receiver(self)
-        self.revoked: Container[str] | None = None
+        self.consumption = Consumption(self)
+        self.revocations = Revocations(time.time, lock=threading.Lock())
+        self.statedb: StateDB | None = None
+        self.panel: Panel | None = None
+        self.autoscaler: Autoscaler | None = None
+        self.memory_samples: deque[float] = deque(maxlen=1_000)
         self.on_ready: list[Callable[[Worker], None]] = []
         self.on_task_message: list[Callable[[Any], None]] = []
         self.started_at = time.time()
@@ -182,12 +198,17 @@ class Worker:
         self._dispatching = True
         try:
             while self._ready and self._in_pool < self.pool.size and not self.stop_wanted.is_set():
-                self._submit(self._ready.popleft())
+                request = self._ready.popleft()
+                # It may have been revoked, or have expired, while it waited.
+                doubtful = self.revocations.any or request.expires is not None
+                if not doubtful or not request.strategy.is_discarded(request):
+                    self._submit(request)
         finally:
             self._dispatching = False
 
     def _submit(self, request: Request) -> None:
         soft_s, hard_s = request.strategy.limits(request)
+        request.order.clock = self.app.clock.forward()
         self._in_pool += 1
         self.tally.by_task[request.header.task] += 1
         try:
@@ -227,11 +248,20 @@ class Worker:
             request.timer = None
             self.prefetch.held -= 1
 
+    def end(self, request: Request, signum: int) -> bool:
+        """End a task that runs; False when it does not."""
+        return id(request) in self.tally.active and self.pool.cancel(request.id, signum)
+
+    def keep_revoked(self, changed: list[Revocation]) -> None:
+        """Write revocations through to the state file, if there is one."""
+        if changed and self.statedb is not None:
+            self.statedb.save_revoked(changed)
+
     def return_to_queue(self, request: Request) -> None:
-        """This worker will not run it: somebody may, later."""
+        """This worker will not run it: somebody may, later. It goes behind all others."""
         self.unhold(request)
         self.tally.reserved.pop(id(request), None)
-        request.reject(requeue=True)
+        self.consumer.returns.add(request)
 
     @property
     def busy(self) -> bool:
@@ -335,6 +365,8 @@ class Worker:
                 request.name, request.id,
             )  # fmt: skip
             request.dropped = True
+            if self.task_events.on:
+                self.task_events.cancelled(request)
             self.pool.cancel(request.id, signal.SIGTERM)
 
     # -- the ways to the loop thread ---------------------------------------------------

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import socket
+import time
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
@@ -65,12 +66,13 @@ def taken(app: Umbel) -> list[Any]:
 
 def test_a_plain_call_has_every_header_that_peers_expect(app: Umbel) -> None:
     made = call(app, task_id="the-id")
+    assert time.time() * 1000 - made.message.headers.pop("umbel_sent") < 60_000
     assert made.message.headers == {
         "lang": "py", "task": "add", "id": "the-id", "shadow": None, "eta": None, "expires": None,
         "group": None, "group_index": None, "retries": 0, "timelimit": [None, None],
         "root_id": "the-id", "parent_id": None, "argsrepr": "(1, 2)", "kwargsrepr": "{}",
         "origin": f"gen{os.getpid()}@{socket.gethostname()}", "ignore_result": None,
-        "replaced_task_nesting": 0, "stamped_headers": None, "stamps": {},
+        "replaced_task_nesting": 0, "stamped_headers": None, "stamps": {}, "umbel_clock": 1,
     }  # fmt: skip
     assert made.message.properties == {
         "correlation_id": "the-id", "reply_to": app.reply_to, "delivery_mode": 2, "priority": 0,

@@ -30,12 +30,20 @@ UNDECLARED = {
     "result_backend_thread_safe",
 }
 OWN = {
+    "control_allow",
+    "control_signing",
+    "control_signing_key",
     "embedded_directory",
-    "worker_parked_task_limit",
-    "worker_watchdog_timeout",
+    "event_buffer_max",
+    "event_flush_interval",
+    "metrics_address",
     "task_message_max_bytes",
     "task_message_max_depth",
     "task_message_max_integer_digits",
+    "task_redact_names",
+    "worker_heartbeat_interval",
+    "worker_parked_task_limit",
+    "worker_watchdog_timeout",
 }
 
 

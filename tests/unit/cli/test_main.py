@@ -99,7 +99,7 @@ def test_a_bug_of_ours_is_one_line_too(
     def broken() -> None:
         raise RuntimeError("oops")
 
-    monkeypatch.setattr("umbel.cli.report.installed", broken)
+    monkeypatch.setattr("umbel.app.reporting.installed", broken)
     ran = umbel("report")
     assert ran.code == 1
     assert ran.err.startswith("umbel: unexpected RuntimeError: oops (")

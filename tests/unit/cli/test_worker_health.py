@@ -16,7 +16,7 @@ import pytest
 
 from tests.servers import wait_until
 from umbel.exceptions import ImproperlyConfigured
-from umbel.worker import health
+from umbel.worker import endpoint
 from umbel.worker.health import HealthFile, HealthServer
 
 
@@ -97,7 +97,7 @@ def test_garbage_does_no_harm(server: HealthServer) -> None:
 def test_silent_clients_do_not_keep_others_out(server: HealthServer) -> None:
     silent = [
         socket.create_connection(("127.0.0.1", server.port), timeout=5)
-        for _ in range(health.CONNECTIONS_MAX * 3)
+        for _ in range(endpoint.CONNECTIONS_MAX * 3)
     ]
     try:
         assert ask(server, "/live")[0] == 200
@@ -109,7 +109,7 @@ def test_silent_clients_do_not_keep_others_out(server: HealthServer) -> None:
 def test_a_silent_client_is_dropped_in_time(
     server: HealthServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health, "CLIENT_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(endpoint, "CLIENT_TIMEOUT_S", 0.05)
     with socket.create_connection(("127.0.0.1", server.port), timeout=5) as sock:
         assert sock.recv(1) == b""
 

@@ -59,7 +59,7 @@ def test_the_consumer_ends_in_its_loop_and_starts_with_its_connection() -> None:
 
 def test_the_worker_starts_its_pool_before_it_consumes() -> None:
     order = labels(sort_steps("worker", list(WORKER_STEPS)))
-    assert order == ["Timer", "Hub", "Pool", "Consumer"]
+    assert order == ["Timer", "Hub", "Pool", "Autoscaler", "StateDB", "Consumer"]
 
 
 def test_an_unknown_requirement_is_refused_by_name() -> None:

@@ -36,7 +36,9 @@ def drawn(app: App, **options: Any) -> list[Drawing]:
 
 def test_the_drawing_has_every_step_in_starting_order(app: App) -> None:
     worker, consumer = drawn(app)
-    assert [node.label for node in worker.nodes] == ["Timer", "Hub", "Pool", "Consumer"]
+    assert [node.label for node in worker.nodes] == [
+        "Timer", "Hub", "Pool", "Autoscaler", "StateDB", "Consumer",
+    ]  # fmt: skip
     assert [node.label for node in consumer.nodes] == CONSUMER
 
 

@@ -42,6 +42,7 @@ class Backend(ABC):
     """Base of all backends."""
 
     supports_chords: ClassVar[bool] = False
+    keeps_results: ClassVar[bool] = True  # where anybody can look them up
 
     def __init__(self, app: Umbel, url: str) -> None:
         self.app = app

@@ -13,6 +13,8 @@ from umbel.exceptions import BackendError
 class DisabledBackend(Backend):
     """Keeps nothing."""
 
+    keeps_results = False
+
     def store(self, task_id: str, result: Any, state: str, **_: Any) -> None:
         """Do nothing: nobody asked for results."""
 

@@ -35,6 +35,8 @@ UNCLAIMED_MAX = 8192
 class RpcBackend(Backend):
     """Sends and receives results through the broker."""
 
+    keeps_results = False
+
     def __init__(self, app: Umbel, url: str) -> None:
         super().__init__(app, url)
         self.dropped_count = 0

@@ -1,4 +1,4 @@
-"""The places of steps that have no work yet: Events, Mingle, Gossip, Heart, Control.
+"""The places of steps that have no work yet: Mingle and Gossip.
 
 Their names, order, requirements and switches are fixed here, so that steps of users can require
 them and `--show-blueprint` shows the whole consumer. Each moves to a file of its own when it gets
@@ -29,13 +29,6 @@ class Place(Step):
         return "not in this version"
 
 
-class EventsStep(Place):
-    """Where the event dispatcher will be."""
-
-    name = "Events"
-    requires = ("Connection",)
-
-
 class MingleStep(Place):
     """Where a starting worker will synchronise with the others."""
 
@@ -50,25 +43,3 @@ class GossipStep(Place):
     name = "Gossip"
     requires = ("Mingle",)
     switch = "without_gossip"
-
-
-class HeartStep(Place):
-    """Where heartbeats will be sent."""
-
-    name = "Heart"
-    requires = ("Events",)
-    switch = "without_heartbeat"
-
-
-class ControlStep(Place):
-    """Where remote control will be served."""
-
-    name = "Control"
-    requires = ("Connection",)
-
-    @classmethod
-    def why_off(cls, app: Umbel, options: WorkerOptions) -> str:
-        """The setting, or that there is nothing to do."""
-        if not app.conf.worker_enable_remote_control:
-            return "worker_enable_remote_control"
-        return super().why_off(app, options)

@@ -33,7 +33,7 @@ class TasksStep(Step):
         worker.reclaim(channel)
         parent.tasks = Consumer(
             channel,
-            queues=list(worker.app.queues.consumed.values()),
+            queues=worker.consumption.queues,
             on_message=worker.receiver,
             on_decode_error=worker.receiver.undecodable,
             accept=None,

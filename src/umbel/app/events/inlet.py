@@ -1,0 +1,171 @@
+"""The way in: a queue of one's own on the exchange of events, made anew whenever it breaks.
+
+Every try to connect goes once over the list of brokers. After a failed one there is a pause, which
+grows up to `BACKOFF_LAST_S`; waiting for it ends early when the owner stops. A break is logged
+once, however many tries the way back takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+from kombu import Connection, Exchange, Producer, Queue
+
+from umbel.app.events.outlet import event_exchange
+from umbel.broker.connections import hang_up
+from umbel.broker.listening import Listener, OnMessage, OnRubbish
+from umbel.exceptions import ImproperlyConfigured
+
+if TYPE_CHECKING:
+    from umbel.app.umbel import Umbel
+
+logger = logging.getLogger("umbel.events")
+
+CHECK_S = 1.0
+BACKOFF_FIRST_S, BACKOFF_LAST_S = 0.1, 5.0
+WAKEUP_LIFE_S = 1.0
+
+
+class Inlet:
+    """Used by one thread; `stopping` and `ready` are for all."""
+
+    def __init__(
+        self,
+        app: Umbel,
+        on_message: OnMessage,
+        on_rubbish: OnRubbish,
+        *,
+        connection: Connection | None,
+        routing_key: str,
+        queue_ttl: float | None,
+        queue_expires: float | None,
+    ) -> None:
+        self._app = app
+        self._on_message, self._on_rubbish = on_message, on_rubbish
+        self._template = connection
+        self._routing_key = routing_key
+        self._queue_ttl, self._queue_expires = queue_ttl, queue_expires
+        self._name = str(uuid.uuid4())
+        self._listener: Listener | None = None
+        self.ready = threading.Event()
+        self.stopping = threading.Event()
+        self.wakes = True  # ask for heartbeats on every new connection
+        self.reconnect_count = 0
+        self._check_at = self._retry_at = 0.0
+        self._pause_s = BACKOFF_FIRST_S
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection, as far as is known."""
+        return self._listener is not None
+
+    def listen(self, wait_s: float) -> None:
+        """Wait so long for messages, or for the time to connect again, and connect."""
+        now = time.monotonic()
+        if self._listener is None:
+            if now < self._retry_at:
+                self.stopping.wait(min(wait_s, self._retry_at - now))
+            else:
+                self.open()
+            return
+        try:
+            self._listener.listen(wait_s)
+            if now >= self._check_at:
+                self._check_at = now + CHECK_S
+                self._listener.check()
+        except ConnectionError as exc:
+            logger.warning("the connection for events was lost (%s): connecting again", exc)
+            self.close(lost=True)
+            self.reconnect_count += 1
+
+    def open(self) -> None:
+        """Try once to connect; raises `ImproperlyConfigured` where trying again is in vain."""
+        connection = self._new_connection()
+        try:
+            others = max(len(connection.alt) - 1, 0)
+            connection.ensure_connection(max_retries=others, interval_start=0, interval_step=0)
+            queue = self._queue(connection)
+            self._listener = Listener(connection, queue, self._on_message, self._on_rubbish)
+        except ImproperlyConfigured:
+            hang_up(connection, lost=True)
+            raise
+        except Exception as exc:  # noqa: BLE001 - a broker on its way down can raise anything
+            hang_up(connection, lost=True)
+            say = logger.warning if self._pause_s == BACKOFF_FIRST_S else logger.debug
+            say("events can not be received (%s: %s): trying again", type(exc).__name__, exc)
+            self._retry_at = time.monotonic() + self._pause_s
+            self._pause_s = min(self._pause_s * 2, BACKOFF_LAST_S)
+            return
+        self._pause_s = BACKOFF_FIRST_S
+        self.ready.set()
+        if self.wakes:
+            self.wakeup_workers()
+
+    def close(self, *, lost: bool = False) -> None:
+        """Hang up."""
+        self.ready.clear()
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close(lost=lost)
+
+    def wakeup_workers(self) -> bool:
+        """Ask all workers for a heartbeat now, without waiting; whether it went out."""
+        if self._listener is None:
+            return False
+        name = f"{self._app.conf.control_exchange}.pidbox"
+        exchange = Exchange(name, type="fanout", durable=False)
+        command = {"method": "heartbeat", "arguments": {}}
+        addressees = {"destination": None, "pattern": None, "matcher": None}
+        try:
+            # On a channel of its own: a broker that refuses this closes the channel.
+            with contextlib.closing(self._listener.connection.channel()) as channel:
+                Producer(channel, auto_declare=False).publish(
+                    {**command, **addressees},
+                    exchange=exchange,
+                    routing_key="",
+                    declare=[exchange],
+                    headers={"clock": 1, "expires": time.time() + WAKEUP_LIFE_S},
+                    serializer="json",
+                    delivery_mode=2,
+                )
+        except Exception as exc:  # noqa: BLE001 - they will beat anyway
+            logger.debug("workers were not asked for heartbeats: %s", exc)
+            return False
+        return True
+
+    def _new_connection(self) -> Connection:
+        template = self._template
+        if template is None:
+            return self._app.connection()
+        # Theirs may be busy with other things, and is theirs to close.
+        made = template.clone()
+        if hasattr(template, "answer_timeout_s"):
+            made.answer_timeout_s = template.answer_timeout_s
+        return made
+
+    def _queue(self, connection: Connection) -> Queue:
+        conf = self._app.conf
+        durable, exclusive = conf.event_queue_durable, conf.event_queue_exclusive
+        if durable and exclusive:
+            raise ImproperlyConfigured(
+                "event_queue_durable and event_queue_exclusive exclude each other: "
+                "an exclusive queue goes with its connection, so switch one of them off"
+            )
+        # The broker may not have noticed yet that the last connection is gone, with its queue.
+        name = self._name if durable else str(uuid.uuid4())
+        ttl, expires = self._queue_ttl, self._queue_expires
+        return Queue(
+            f"{conf.event_queue_prefix}.{name}",
+            event_exchange(conf.event_exchange, connection),
+            routing_key=self._routing_key,
+            durable=durable,
+            exclusive=exclusive,
+            auto_delete=not durable,
+            message_ttl=conf.event_queue_ttl if ttl is None else ttl,
+            expires=conf.event_queue_expires if expires is None else expires,
+        )

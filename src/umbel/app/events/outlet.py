@@ -1,0 +1,91 @@
+"""One connection on which events are published, with the exchange that they go to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kombu import Connection, Exchange, Producer
+
+from umbel.broker.connections import driver, hang_up
+from umbel.wire.events import (
+    CONTENT_ENCODING,
+    CONTENT_TYPE,
+    MULTI_KEY,
+    Event,
+    encode,
+    routing_key,
+)
+
+if TYPE_CHECKING:
+    from umbel.app.umbel import Umbel
+
+
+def event_exchange(name: str, connection: Connection) -> Exchange:
+    """The exchange of events; topics where the broker has them, else to everybody."""
+    kind = "fanout" if driver(connection) == "redis" else "topic"
+    return Exchange(name, type=kind, durable=True)
+
+
+def publish_events(producer: Producer, exchange: Exchange, events: Sequence[Event]) -> None:
+    """Publish events as peers expect them: one of its own kind alone, several of tasks as a list.
+
+    All must be of one sender.
+    """
+    alone = len(events) == 1
+    key = routing_key(events[0]["type"]) if alone else MULTI_KEY
+    producer.publish(
+        encode(events[0] if alone else events),
+        exchange=exchange.name,
+        routing_key=key,
+        headers={"hostname": events[0]["hostname"]},
+        content_type=CONTENT_TYPE,
+        content_encoding=CONTENT_ENCODING,
+        delivery_mode=1,
+        priority=0,
+    )
+
+
+class Outlet:
+    """Opened and used by one thread."""
+
+    def __init__(self, app: Umbel) -> None:
+        self._app = app
+        self._connection: Connection | None = None
+        self._producer: Producer | None = None
+        self._exchange: Exchange | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection, as far as is known."""
+        return self._connection is not None
+
+    def open(self) -> None:
+        """Connect, once over the list of brokers, and declare the exchange."""
+        app = self._app
+        # Nothing reads from this connection, so nobody would see the broker's heartbeats.
+        connection = app.connection(app.write_url, heartbeat=0, confirm=True)
+        try:
+            others = max(len(connection.alt) - 1, 0)
+            connection.ensure_connection(max_retries=others, interval_start=0, interval_step=0)
+            exchange = event_exchange(app.conf.event_exchange, connection)
+            channel = connection.default_channel
+            exchange(channel).declare()
+            self._producer = Producer(channel, auto_declare=False)
+        except BaseException:
+            hang_up(connection, lost=True)
+            raise
+        self._connection, self._exchange = connection, exchange
+
+    def publish(self, events: Sequence[Event]) -> None:
+        """Publish; returns when the broker has them."""
+        assert self._producer is not None, "open first"
+        assert self._exchange is not None
+        publish_events(self._producer, self._exchange, events)
+
+    def close(self, *, lost: bool = False) -> None:
+        """Hang up."""
+        connection, self._connection = self._connection, None
+        self._producer = None
+        if connection is not None:
+            hang_up(connection, lost=lost)

@@ -1,0 +1,342 @@
+"""Who is there: join, leave and loss of nodes, each told once.
+
+Heartbeats and other signs of life go in, and ticks; what changed comes out. A *node* here is one
+*incarnation*: one life of one worker, named by hostname, pid and, where it tells it, `inc`, the
+time of its start. Celery's workers tell no `inc`: their pid has to do.
+
+| what is heard                                       | the answer                         |
+| --------------------------------------------------- | ---------------------------------- |
+| an unknown hostname, whatever it says               | `Joined`                           |
+| the incarnation that is there, also `online` again  | nothing: it is alive               |
+| the incarnation that was lost                       | `Returned`                         |
+| another one, while the known one is lost            | `Joined`, or `Returned`            |
+| a newer one, while the known one is alive           | `Lost` of the old, then `Joined`   |
+| an older one, or one that has left                  | nothing: it comes late             |
+| `offline` of the incarnation that is there          | `Left`                             |
+| nothing for two heartbeat intervals                 | `Lost`, at the next tick           |
+
+So an incarnation joins once. Whoever joined or returned goes once, by leaving or by being lost,
+and only who was lost can return. The newer of two is the one with the greater `inc`. Where one of
+them has none, a heartbeat or `online` is believed, and the replaced one is not heard again while
+the other lives: two workers with one name do not take turns. After `offline` an incarnation with
+an `inc` is over for good; a pid may come back, so `online` begins another life of it. A sign of
+life that tells no process at all counts for the one that is there.
+
+Time is the caller's monotonic clock, never what a message says. A node is declared lost by a tick
+only. When two ticks lie further apart than `stall_s`, this process was stalled and heard nobody:
+it says so (`SelfDoubt`), and everybody gets a full grace period anew. One that is stalled all the
+time accuses nobody.
+
+The own node is never in the table. All tables are bounded. When `nodes_max` are known, the node
+that has been dead the longest is forgotten; when all are alive a new one is refused. Both are
+counted. Whoever left is remembered for `memory_s`, so that what was still on its way does not
+raise the dead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+NODES_MAX: Final = 5_000
+MEMORY_MAX: Final = 10_000
+MEMORY_S: Final = 300.0
+STALL_S: Final = 5.0
+
+# So many heartbeat intervals without a sign of life.
+PATIENCE: Final = 2
+# What a sender may call its interval; less would make it flicker, more immortal.
+FREQ_MIN_S, FREQ_MAX_S = 0.5, 3_600.0
+# The interval of somebody who has told none; Celery assumes the same.
+FREQ_UNKNOWN_S: Final = 60.0
+
+Kind = Literal["online", "heartbeat", "other"]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One incarnation of one worker."""
+
+    hostname: str
+    pid: int | None = None
+    inc: int | None = None
+
+    @property
+    def is_anonymous(self) -> bool:
+        """Whether nothing tells one life of it from another."""
+        return self.pid is None and self.inc is None
+
+
+# -- what goes in ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A sign of life; `freq_s` is the heartbeat interval, as told or None."""
+
+    hostname: str
+    pid: int | None = None
+    inc: int | None = None
+    freq_s: Any = None
+    kind: Kind = "heartbeat"
+
+
+@dataclass(frozen=True, slots=True)
+class Offline:
+    """A node has said good-bye."""
+
+    hostname: str
+    pid: int | None = None
+    inc: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed; wanted about once a second, and oftener than `stall_s`."""
+
+
+Input = Heard | Offline | Tick
+
+
+# -- what comes out ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A node is there for the first time."""
+
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A node that was lost is there again."""
+
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A node has gone in order."""
+
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A node has gone without a word: silent for too long, or replaced."""
+
+    node: Node
+    silent_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SelfDoubt:
+    """This process was stalled for so long; nobody is accused on that account."""
+
+    stalled_s: float
+
+
+Effect = Joined | Returned | Left | Lost | SelfDoubt
+
+
+def is_alive(heard_at_s: float, freq_s: float, now_s: float) -> bool:
+    """The one rule of liveness, all on the receiver's monotonic time."""
+    return now_s < heard_at_s + PATIENCE * freq_s
+
+
+def credible_freq_s(told: Any) -> float:
+    """A heartbeat interval as far as it can be believed."""
+    if type(told) not in (int, float) or not told > 0:  # which NaN is not either
+        return FREQ_UNKNOWN_S
+    return float(min(max(told, FREQ_MIN_S), FREQ_MAX_S))
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """What is known of a node."""
+
+    node: Node
+    heard_at_s: float
+    freq_s: float
+    alive: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """An incarnation that is not in the table any more."""
+
+    left: bool  # in order; otherwise another one took its place
+    until_s: float
+
+
+class Membership:
+    """See the module's text."""
+
+    def __init__(
+        self,
+        hostname: str | None = None,
+        *,
+        nodes_max: int = NODES_MAX,
+        memory_max: int = MEMORY_MAX,
+        memory_s: float = MEMORY_S,
+        stall_s: float = STALL_S,
+    ) -> None:
+        assert nodes_max > 0, nodes_max
+        assert memory_max > 0, memory_max
+        self.hostname = hostname
+        self.stall_s = stall_s
+        self.forgotten_count = 0  # dead nodes, and memories, that had to make room
+        self.refused_count = 0  # nodes that found no room
+        self.late_count = 0  # signs of life of those who are over
+        self._nodes_max, self._memory_max, self._memory_s = nodes_max, memory_max, memory_s
+        self._alive: dict[str, Member] = {}
+        self._lost: OrderedDict[str, Member] = OrderedDict()  # the longest dead first
+        self._memories: OrderedDict[Node, _Memory] = OrderedDict()  # the oldest first
+        self._now = -math.inf
+        self._ticked_at: float | None = None
+        self._grace_at = -math.inf
+
+    def step(self, what: Input, now: float) -> list[Effect]:
+        """Take one input; the changes that follow from it, in their order."""
+        # Callers on several threads may read the time in one order and get here in another.
+        self._now = max(now, self._now)
+        if self._ticked_at is None:
+            self._ticked_at = self._now
+        if isinstance(what, Tick):
+            return self._tick()
+        if what.hostname == self.hostname:
+            return []
+        node = self._named(Node(what.hostname, what.pid, what.inc))
+        if isinstance(what, Offline):
+            return self._offline(node)
+        return self._heard(node, what)
+
+    # -- questions ---------------------------------------------------------------------
+
+    def alive(self) -> list[Member]:
+        """Everybody who is there, as of the last step."""
+        return list(self._alive.values())
+
+    def member(self, hostname: str) -> Member | None:
+        """What is known of a hostname, lost nodes included."""
+        return self._alive.get(hostname) or self._lost.get(hostname)
+
+    def __contains__(self, hostname: str) -> bool:
+        return hostname in self._alive
+
+    def __len__(self) -> int:
+        return len(self._alive)
+
+    # -- signs of life -----------------------------------------------------------------
+
+    def _named(self, node: Node) -> Node:
+        known = self.member(node.hostname) if node.is_anonymous else None
+        return node if known is None else known.node
+
+    def _heard(self, node: Node, what: Heard) -> list[Effect]:
+        current = self.member(node.hostname)
+        if current is not None and current.node == node:
+            return self._sign(current, what)
+        memory = self._recall(node)
+        if memory is not None and memory.left:
+            if node.inc is not None or what.kind != "online":
+                return self._late(node, memory)
+            memory = None  # the pid begins another life
+        if current is None or not current.alive:
+            return self._enter(node, what, memory)
+        if memory is not None or not _displaces(node, current.node, what.kind):
+            return self._late(node, memory)
+        gone = Lost(current.node, self._now - current.heard_at_s)
+        return [gone, *self._enter(node, what, None)]
+
+    def _sign(self, member: Member, what: Heard) -> list[Effect]:
+        freq_s = member.freq_s if what.freq_s is None else credible_freq_s(what.freq_s)
+        hostname = what.hostname
+        if member.alive:
+            self._alive[hostname] = replace(member, heard_at_s=self._now, freq_s=freq_s)
+            return []
+        del self._lost[hostname]
+        self._alive[hostname] = Member(member.node, self._now, freq_s)
+        return [Returned(member.node)]
+
+    def _enter(self, node: Node, what: Heard, memory: _Memory | None) -> list[Effect]:
+        """Put a node into the place of its hostname, which nobody alive needs any more."""
+        before = self._alive.pop(node.hostname, None) or self._lost.pop(node.hostname, None)
+        if before is not None:
+            self._remember(before.node, left=False)
+        elif len(self._alive) >= self._nodes_max:
+            self.refused_count += 1
+            return []
+        elif len(self._alive) + len(self._lost) >= self._nodes_max:
+            self._lost.popitem(last=False)
+            self.forgotten_count += 1
+        self._memories.pop(node, None)
+        self._alive[node.hostname] = Member(node, self._now, credible_freq_s(what.freq_s))
+        return [Joined(node) if memory is None else Returned(node)]
+
+    def _late(self, node: Node, memory: _Memory | None) -> list[Effect]:
+        self.late_count += 1
+        if memory is not None and not memory.left:
+            self._remember(node, left=False)  # for as long as it goes on talking
+        return []
+
+    # -- departures --------------------------------------------------------------------
+
+    def _offline(self, node: Node) -> list[Effect]:
+        current = self.member(node.hostname)
+        self._remember(node, left=True)
+        if current is None or current.node != node:
+            return []
+        if not current.alive:
+            del self._lost[node.hostname]
+            return []
+        del self._alive[node.hostname]
+        return [Left(node)]
+
+    def _tick(self) -> list[Effect]:
+        now, before = self._now, self._ticked_at
+        self._ticked_at = now
+        self._expire_memories()
+        if before is not None and now - before > self.stall_s:
+            self._grace_at = now
+            return [SelfDoubt(now - before)]
+        gone = [
+            member
+            for member in self._alive.values()
+            if not is_alive(max(member.heard_at_s, self._grace_at), member.freq_s, now)
+        ]
+        for member in gone:
+            hostname = member.node.hostname
+            del self._alive[hostname]
+            self._lost[hostname] = replace(member, alive=False)
+        return [Lost(member.node, now - member.heard_at_s) for member in gone]
+
+    # -- those who are over ------------------------------------------------------------
+
+    def _remember(self, node: Node, *, left: bool) -> None:
+        self._memories[node] = _Memory(left, self._now + self._memory_s)
+        self._memories.move_to_end(node)
+        if len(self._memories) > self._memory_max:
+            self._memories.popitem(last=False)
+            self.forgotten_count += 1
+
+    def _recall(self, node: Node) -> _Memory | None:
+        memory = self._memories.get(node)
+        return None if memory is None or memory.until_s <= self._now else memory
+
+    def _expire_memories(self) -> None:
+        while self._memories:
+            node, memory = next(iter(self._memories.items()))
+            if memory.until_s > self._now:
+                return
+            del self._memories[node]
+
+
+def _displaces(node: Node, current: Node, kind: Kind) -> bool:
+    """Whether another incarnation is the newer one, although the known one is alive."""
+    if node.inc is not None and current.inc is not None:
+        return node.inc > current.inc
+    return kind != "other"

@@ -1,0 +1,61 @@
+"""Commands about the life of a worker: events, heartbeats, elections, its end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from umbel.app.commands import NoReply
+from umbel.worker.commands.registry import command
+from umbel.worker.panel import CommandState
+
+ASKED_FREQ = 5
+
+
+@command
+def enable_events(state: CommandState, **_: Any) -> dict[str, str]:
+    """Tell what becomes of tasks."""
+    events = state.worker.events
+    if events is None or not events.enable_group("task"):
+        return {"ok": "task events already enabled"}
+    state.worker.task_events.refresh()
+    return {"ok": "task events enabled"}
+
+
+@command
+def disable_events(state: CommandState, **_: Any) -> dict[str, str]:
+    """Tell no longer what becomes of tasks."""
+    events = state.worker.events
+    if events is None or not events.disable_group("task"):
+        return {"ok": "task events already disabled"}
+    state.worker.task_events.refresh()
+    return {"ok": "task events disabled"}
+
+
+@command(reads=True, anywhere=True)
+def heartbeat(state: CommandState, **_: Any) -> None:
+    """Send a heartbeat now."""
+    from umbel.worker.steps.heart import vital_signs
+
+    worker = state.worker
+    if worker.events is not None:
+        signs = vital_signs(worker, worker.plan.heartbeat_interval_s)
+        worker.events.send("worker-heartbeat", **signs)
+
+
+@command
+def election(
+    state: CommandState,
+    id: Any = None,  # noqa: A002 - the name on the wire
+    topic: Any = None,
+    action: Any = None,
+    **_: Any,
+) -> None:
+    """Choose one node that carries the action out."""
+    raise NotImplementedError("elections are not held by this version of Umbel")
+
+
+@command(anywhere=True)
+def shutdown(state: CommandState, msg: Any = "", **_: Any) -> None:
+    """Stop warm: running tasks end first."""
+    state.worker.stop()
+    raise NoReply

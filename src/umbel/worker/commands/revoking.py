@@ -1,0 +1,141 @@
+"""Commands that keep tasks from running, or end them."""
+
+from __future__ import annotations
+
+import signal as signals
+import time
+from collections.abc import Iterable
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from umbel.cluster.revocations import BAD_HEADER
+from umbel.exceptions import TaskRevokedError
+from umbel.worker.commands.registry import command
+from umbel.worker.panel import CommandState
+from umbel.worker.request import Request
+
+ENDED_ELSEWHERE = frozenset({"PENDING", "RECEIVED", "RETRY", "REJECTED"})
+
+
+@command
+def revoke(
+    state: CommandState,
+    task_id: Any = None,
+    terminate: Any = False,
+    signal: Any = None,
+    **_: Any,
+) -> dict[str, str]:
+    """Do not run these tasks; with `terminate` end those that run."""
+    ids = _ids(task_id)
+    number = signal_number(signal)
+    _revoke(state, ids)
+    if not terminate:
+        return {"ok": f"tasks {_shown(ids)} flagged as revoked"}
+    ended = _terminate(state, lambda request: request.id in ids, number)
+    return {"ok": f"terminate: {', '.join(ended) if ended else 'tasks unknown'}"}
+
+
+@command
+def terminate(
+    state: CommandState, signal: Any = None, task_id: Any = None, **_: Any
+) -> dict[str, str]:
+    """Revoke these tasks and end those that run."""
+    return revoke(state, task_id, terminate=True, signal=signal)
+
+
+@command
+def revoke_by_stamped_headers(
+    state: CommandState, headers: Any = None, terminate: Any = False, signal: Any = None, **_: Any
+) -> dict[str, str]:
+    """Do not run tasks that carry one of these stamps; with `terminate` end those that run."""
+    worker, number = state.worker, signal_number(signal)
+    refused = worker.revocations.counts[BAD_HEADER]
+    changed = worker.revocations.revoke_headers(headers, time.time())
+    if worker.revocations.counts[BAD_HEADER] > refused:
+        raise ValueError(f"headers {headers!r:.200}: give {{name: value}} or ['name=value']")
+    worker.keep_revoked(changed)
+    _note_held(state)
+    if not terminate:
+        return {"ok": f"headers {headers} flagged as revoked, but not terminated"}
+
+    def stamped(request: Request) -> bool:
+        return worker.revocations.matching(request.header.stamps) is not None
+
+    ended = _terminate(state, stamped, number)
+    if not ended:
+        return {"ok": f"headers {headers} were not terminated"}
+    return {"ok": f"headers {headers} revoked"}
+
+
+def signal_number(given: Any) -> int:
+    """A signal from its number or name; SIGTERM when none is given."""
+    if given is None or given == "":
+        return int(signals.SIGTERM)
+    try:
+        if (isinstance(given, int) and not isinstance(given, bool)) or str(given).isdecimal():
+            return int(signals.Signals(int(given)))
+        name = str(given).upper()
+        return int(signals.Signals[name if name.startswith("SIG") else f"SIG{name}"])
+    except (KeyError, ValueError):
+        raise ValueError(f"signal {given!r}: give a name such as SIGKILL, or a number") from None
+
+
+def _ids(given: Any) -> set[str]:
+    ids = {given} if isinstance(given, str) else set(given or ())
+    wrong = [one for one in ids if not isinstance(one, str)]
+    if wrong or not ids:
+        raise ValueError(f"task_id {given!r:.200}: give the id of a task, or a list of them")
+    return ids
+
+
+def _shown(ids: set[str]) -> str:
+    return "{" + ", ".join(repr(one) for one in sorted(ids)) + "}"
+
+
+def _revoke(state: CommandState, ids: set[str]) -> None:
+    worker = state.worker
+    worker.keep_revoked(worker.revocations.revoke(sorted(ids), time.time()))
+    _note_held(state)
+    running = {request.id for request in list(worker.tally.active.values())}
+    elsewhere = ids - running
+    if elsewhere:
+        # Whoever waits for the result learns of it now, not when the message comes up.
+        worker.aside(partial(_store_revoked, state, elsewhere), _nothing)
+
+
+def _nothing() -> None:
+    """When the results are stored nothing else is to be done."""
+
+
+def _store_revoked(state: CommandState, ids: Iterable[str]) -> None:
+    backend = state.app.backend
+    if not backend.keeps_results:
+        return
+    for one in ids:
+        meta = backend.get_meta(one)
+        if meta.get("status") in ENDED_ELSEWHERE:
+            backend.store(one, TaskRevokedError("revoked"), "REVOKED")
+
+
+def _note_held(state: CommandState) -> None:
+    """What is held here tells how long its revocation has to last."""
+    worker = state.worker
+    revocations = worker.revocations
+    for request in list(worker.tally.reserved.values()):
+        if revocations.revokes(request.id, request.header.stamps):
+            changed = revocations.note_task(
+                request.id, _unix(request.eta), _unix(request.expires), time.time(),
+                request.header.stamps,
+            )  # fmt: skip
+            worker.keep_revoked(changed)
+
+
+def _unix(moment: datetime | None) -> float | None:
+    return None if moment is None else moment.timestamp()
+
+
+def _terminate(state: CommandState, chosen: Any, number: int) -> list[str]:
+    worker = state.worker
+    found = list(worker.tally.reserved.values())
+    return [r.id for r in found if chosen(r) and worker.end(r, number)]

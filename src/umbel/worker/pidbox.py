@@ -1,0 +1,292 @@
+"""How control messages reach a worker's panel.
+
+`Pidbox` listens on the consumer's own connection, and the loop reads it: for workers whose loop is
+free while tasks run. `GreenPidbox` has a connection and a loop of its own, in a greenlet next to
+those of tasks; `ThreadPidbox` is the same in a thread, for the solo pool, whose loop stands still
+while a task runs. Both reconnect by themselves, with growing pauses.
+
+After a command that failed the ear is changed: a new channel begins to listen, then the old one is
+closed. So whatever a command did to its channel does not outlive it, and no message falls into a
+gap. On Redis both ears may hear a message; it is obeyed once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from kombu import Connection, Consumer, Queue
+
+from umbel.app.control.mailbox import mailboxes_for
+from umbel.broker.connections import driver, hang_up
+from umbel.broker.mailboxes import Mailboxes
+from umbel.broker.messages import leave_compressed
+from umbel.broker.replies import publish_reply
+from umbel.wire.control import Request
+
+if TYPE_CHECKING:
+    from umbel.app.umbel import Umbel
+    from umbel.worker.panel import Panel
+
+logger = logging.getLogger("umbel.control")
+
+RETRY_MIN_S, RETRY_MAX_S = 0.1, 3.0
+TURN_S = 0.5
+CHECK_S = 2.0
+JOIN_S = 3.0
+ANSWER_S = 5.0
+# How long a message that one ear heard may take to reach the next one.
+ECHO_S = 5.0
+
+
+class Ear:
+    """One channel that hears the queue of this node."""
+
+    def __init__(self, connection: Connection, queue: Queue, on_message: Any) -> None:
+        self.channel = connection.channel()
+        leave_compressed(self.channel)
+        self._consumer = Consumer(
+            self.channel, [queue], on_message=on_message, no_ack=True, accept=None
+        )
+        self._consumer.consume()
+        self._subscribes = queue.name in getattr(self.channel, "active_fanout_queues", ())
+        if self._subscribes:
+            self._subscribe()
+
+    def _subscribe(self) -> None:
+        """Now, and confirmed: kombu would subscribe when its loop turns."""
+        client = self.channel.subclient
+        if client.connection is None:
+            client.connection = client.connection_pool.get_connection()
+        self.channel._subscribe()
+        if client.parse_response(block=False, timeout=ANSWER_S) is None:
+            raise ConnectionError(f"the subscription was not confirmed within {ANSWER_S:g} s")
+
+    def drain(self) -> None:
+        """Hand on what has come and was not read, where closing would forget it."""
+        if not self._subscribes:
+            return
+        established = self.channel.subclient.connection
+        while established is not None and established.can_read(timeout=0):
+            self.channel._receive()
+
+    def check(self) -> None:
+        """Ask a subscription that may be gone without a word."""
+        if self._subscribes:
+            subscription = self.channel.subclient
+            if subscription.health_check_response_counter >= 2:
+                raise ConnectionError("the control subscription does not answer")
+            subscription.check_health()
+
+    def close(self) -> None:
+        """Listen no more; harmless on a broken connection."""
+        with contextlib.suppress(Exception):
+            self._consumer.cancel()
+        with contextlib.suppress(Exception):
+            self.channel.close()
+
+    def make_way(self) -> None:
+        """Close for another ear that hears the same queue already, on the same connection."""
+        name = self._consumer.queues[0].name
+        # Transports without a server know one listener per queue and connection, and delete the
+        # queue with its last one on the channel.
+        callbacks = getattr(self.channel.connection, "_callbacks", None)
+        following = callbacks.get(name) if callbacks is not None else None
+        getattr(self.channel, "auto_delete_queues", set()).discard(name)
+        self.close()
+        if callbacks is not None and following is not None:
+            callbacks[name] = following
+
+
+class Pidbox:
+    """Control messages on the consumer's connection."""
+
+    def __init__(self, app: Umbel, hostname: str, panel: Panel) -> None:
+        self.app = app
+        self.hostname = hostname
+        self.panel = panel
+        self.mailboxes: Mailboxes = mailboxes_for(app)
+        self.resets = 0
+        self._ear: Ear | None = None
+        self._connection: Connection | None = None
+        self._echoes: Counter[tuple[Any, ...]] = Counter()
+        self._echoes_until = 0.0
+        self._draining = False
+
+    def start(self, connection: Connection) -> None:
+        """Listen on this connection; whatever is published from now on is heard."""
+        self._connection = connection
+        self._ear = Ear(connection, self._queue(), self._on_message)
+
+    def stop(self, *, lost: bool = False) -> None:
+        """Listen no more; a lost connection takes the ear with it."""
+        ear, self._ear = self._ear, None
+        self._connection = None
+        if ear is not None and not lost:
+            ear.close()
+
+    def reset(self) -> None:
+        """Change the ear without missing a word."""
+        if self._connection is None or self._ear is None:
+            return
+        self.resets += 1
+        old = self._ear
+        self._ear = Ear(self._connection, self._queue(), self._on_message)
+        self._echoes.clear()
+        self._echoes_until = time.monotonic() + ECHO_S
+        self._draining = True
+        try:
+            old.drain()
+        finally:
+            self._draining = False
+            old.make_way()
+
+    def _queue(self) -> Queue:
+        return self.mailboxes.node_queue(self.hostname)
+
+    def _on_message(self, message: Any) -> None:
+        if self._is_echo(message):
+            return
+        if not self.panel.handle(message, self._answer) and not self._draining:
+            self.reset()
+
+    def _is_echo(self, message: Any) -> bool:
+        """Whether the ear before this one has heard it; only just after a change."""
+        if not self._draining and (not self._echoes or time.monotonic() > self._echoes_until):
+            return False
+        headers = message.headers if isinstance(message.headers, dict) else {}
+        key = (bytes(_encoded(message.body)), repr(headers.get("clock")),
+               repr(headers.get("expires")))  # fmt: skip
+        if self._draining:
+            self._echoes[key] += 1
+            return False
+        if self._echoes[key] > 0:
+            self._echoes[key] -= 1
+            return True
+        return False
+
+    def _answer(self, request: Request, value: Any) -> None:
+        if request.reply_to is None or self._ear is None:
+            return
+        publish_reply(
+            self._ear.channel,
+            request,
+            self.hostname,
+            value,
+            prefix=self.mailboxes.prefix,
+            serializer=self.app.conf.task_serializer,
+            clock=self.app.clock.value,
+        )
+
+
+class OwnPidbox(Pidbox):
+    """Control messages on a connection and a loop of its own."""
+
+    def __init__(self, app: Umbel, hostname: str, panel: Panel) -> None:
+        super().__init__(app, hostname, panel)
+        self.reconnects = 0
+        self._stopping = threading.Event()
+        self._listening = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, connection: Connection) -> None:
+        """Begin; `connection` is the consumer's and is left alone."""
+        if self._thread is not None:
+            return
+        self._stopping.clear()
+        self._thread = threading.Thread(
+            target=self._run, name=f"umbel-control-{self.hostname}", daemon=True
+        )
+        self._thread.start()
+        self._listening.wait(JOIN_S)
+
+    def stop(self, *, lost: bool = False) -> None:
+        """End, and wait for it, for a while; that the consumer lost its connection is no reason."""
+        if lost:
+            return
+        thread, self._thread = self._thread, None
+        self._stopping.set()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(JOIN_S)
+
+    def reset(self) -> None:
+        """The loop changes the ear at its next turn."""
+        self.resets += 1
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            try:
+                with contextlib.closing(_Link(self.app)) as link:
+                    super().start(link.connection)
+                    failures = 0
+                    self._listening.set()
+                    self._listen(link)
+            except Exception as exc:  # noqa: BLE001 - every transport has its own errors
+                failures += 1
+                self.reconnects += 1
+                say = logger.warning if failures == 1 else logger.debug
+                say("control messages can not be received (%s): trying again", exc)
+                self._stopping.wait(_pause_s(failures))
+            finally:
+                super().stop(lost=True)
+
+    def _listen(self, link: _Link) -> None:
+        seen, check_at = self.resets, time.monotonic() + CHECK_S
+        while not self._stopping.is_set():
+            with contextlib.suppress(TimeoutError):
+                link.connection.drain_events(timeout=TURN_S)
+            if seen != self.resets:
+                count, seen = self.resets, self.resets
+                super().reset()
+                self.resets = seen = count
+            if time.monotonic() >= check_at:
+                check_at = time.monotonic() + CHECK_S
+                link.check(self._ear)
+
+
+class GreenPidbox(OwnPidbox):
+    """For pools of greenlets, where a thread of the patched process is one."""
+
+
+class ThreadPidbox(OwnPidbox):
+    """For the solo pool, whose loop stands still while a task runs."""
+
+
+class _Link:
+    """A connection for control messages alone."""
+
+    def __init__(self, app: Umbel) -> None:
+        self.connection = app.connection()
+        try:
+            others = max(len(self.connection.alt) - 1, 0)
+            self.connection.ensure_connection(max_retries=others, interval_start=0, interval_step=0)
+        except BaseException:
+            hang_up(self.connection, lost=True)
+            raise
+        self._errors = (*self.connection.connection_errors, *self.connection.channel_errors)
+
+    def check(self, ear: Ear | None) -> None:
+        """Send a heartbeat when it is time, and notice a broker that is gone."""
+        if self.connection.supports_heartbeats and self.connection.heartbeat:
+            self.connection.heartbeat_check()
+        if ear is not None and driver(self.connection) == "redis":
+            ear.check()
+
+    def close(self) -> None:
+        """Hang up."""
+        hang_up(self.connection)
+
+
+def _pause_s(failures: int) -> float:
+    ceiling_s = min(RETRY_MIN_S * 2 ** min(failures - 1, 8), RETRY_MAX_S)
+    return random.uniform(ceiling_s / 2, ceiling_s)  # noqa: S311 - no secret
+
+
+def _encoded(body: Any) -> bytes:
+    return body.encode("utf-8", "surrogatepass") if isinstance(body, str) else bytes(body)

@@ -1,0 +1,47 @@
+"""Events: the worker's voice.
+
+The dispatcher has a connection and a thread of its own, so it outlives the loss of the consumer's
+connection: what is told meanwhile waits in its buffer. It ends, flushed, when the worker does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from umbel.app.events.dispatcher import Dispatcher
+from umbel.worker.blueprint import Step
+
+
+class EventsStep(Step):
+    """Makes the dispatcher and closes it."""
+
+    name = "Events"
+    requires = ("Connection",)
+
+    def start(self, parent: Any) -> None:
+        """Begin to tell; after a lost connection there is nothing to begin."""
+        worker = parent.worker
+        if worker.events is None:
+            groups = {"worker", "task"} if worker.plan.task_events else {"worker"}
+            worker.events = Dispatcher(worker.app, worker.plan.hostname, groups=groups)
+        worker.app.events.synchronised = True
+        worker.events.start()
+        worker.task_events.refresh()
+
+    def stop(self, parent: Any) -> None:
+        """Send what is left and end; a lost connection is no reason to."""
+        worker = parent.worker
+        if parent.lost and not worker.stop_wanted.is_set():
+            return
+        self._end(worker, worker.app.conf.broker_connection_timeout or 4.0)
+
+    def terminate(self, parent: Any) -> None:
+        """The same, with less patience."""
+        self._end(parent.worker, 1.0)
+
+    @staticmethod
+    def _end(worker: Any, patience_s: float) -> None:
+        events, worker.events = worker.events, None
+        worker.task_events.refresh()
+        if events is not None:
+            events.close(patience_s)

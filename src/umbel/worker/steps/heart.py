@@ -1,0 +1,75 @@
+"""Heart: says at regular intervals that this node is there, and how it is.
+
+The dispatcher's thread beats, so a loop that is held up does not look dead. The node says
+`worker-online` once per life, and beats at once when its voice has a new connection.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import TYPE_CHECKING, Any
+
+from umbel.version import __version__
+from umbel.worker.blueprint import Step
+
+if TYPE_CHECKING:
+    from umbel.app.umbel import Umbel
+    from umbel.worker.options import WorkerOptions
+    from umbel.worker.worker import Worker
+
+SOFTWARE = {"sw_ident": "py-umbel", "sw_ver": __version__, "sw_sys": platform.system()}
+
+
+class HeartStep(Step):
+    """Starts and stops the heartbeats."""
+
+    name = "Heart"
+    requires = ("Events",)
+
+    def __init__(self, parent: Any, **options: Any) -> None:
+        self._beating: Any = None  # the dispatcher that beats for us
+
+    @classmethod
+    def why_off(cls, app: Umbel, options: WorkerOptions) -> str:
+        """The switch."""
+        return "--without-heartbeat" if options.without_heartbeat else ""
+
+    def start(self, parent: Any) -> None:
+        """Say that this node is there, and go on saying it."""
+        worker, events = parent.worker, parent.worker.events
+        if events is None or self._beating is events:
+            return  # it outlived the connection
+        self._beating = events
+        interval_s = worker.plan.heartbeat_interval_s
+
+        def fields() -> dict[str, Any]:
+            return vital_signs(worker, interval_s)
+
+        events.send("worker-online", **fields())
+        events.on_connected.append(lambda: events.send("worker-heartbeat", **fields()))
+        events.beat(interval_s, fields)
+
+    def stop(self, parent: Any) -> None:
+        """Say good-bye, unless it is only the consumer's connection that is gone."""
+        worker, events = parent.worker, self._beating
+        if events is None or (parent.lost and not worker.stop_wanted.is_set()):
+            return
+        self._beating = None
+        events.stop_beating()
+        events.on_connected.clear()
+        events.send("worker-offline", **vital_signs(worker, worker.plan.heartbeat_interval_s))
+
+
+def vital_signs(worker: Worker, interval_s: float) -> dict[str, Any]:
+    """What a heartbeat tells of a worker."""
+    events = worker.events
+    return {
+        "freq": interval_s,
+        "active": len(worker.tally.active),
+        "processed": worker.tally.started,
+        "loadavg": [round(load, 2) for load in os.getloadavg()],
+        "lost": events.lost if events is not None else 0,
+        "task_events": events is not None and events.sends("task"),
+        **SOFTWARE,
+    }

@@ -1,0 +1,126 @@
+"""What a worker tells of its tasks.
+
+Asked at every turn of a task's life, so `on` is a plain attribute: when nobody wants to know,
+telling costs one look at it. The clock of `task-started` is set aside when the task is handed to
+the pool and travels with the order: whatever the task sends then has a greater one, even before the
+pool's word that it has begun comes back.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from umbel.wire.reprs import safe_repr
+
+if TYPE_CHECKING:
+    from umbel.worker.orders import Outcome
+    from umbel.worker.request import Request
+    from umbel.worker.worker import Worker
+
+TRACEBACK_CHARS_MAX = 16_000
+
+
+class TaskEvents:
+    """The `task-*` events of one worker."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self.on = False
+
+    def refresh(self) -> None:
+        """Look whether task events are wanted: the dispatcher came, went, or was told."""
+        events = self._worker.events
+        self.on = events is not None and events.sends("task")
+
+    def _put(
+        self, kind: str, request: Request, fields: dict[str, Any], clock: int | None = None
+    ) -> None:
+        events = self._worker.events
+        if events is not None and request.strategy.tells:
+            events.put(kind, fields, clock)
+
+    def received(self, request: Request) -> None:
+        """A message became a request: it will run, now or later."""
+        header = request.header
+        args, kwargs = self._reprs(request)
+        fields = {
+            "uuid": header.id,
+            "name": request.name,
+            "args": args,
+            "kwargs": kwargs,
+            "root_id": header.root_id or header.id,
+            "parent_id": header.parent_id,
+            "retries": header.retries or 0,
+            "eta": header.eta,
+            "expires": header.expires,
+        }
+        self._put("task-received", request, fields)
+
+    def started(self, request: Request, when: float) -> None:
+        """The pool has begun, at `when` of the monotonic clock."""
+        began = time.time() - max(0.0, time.monotonic() - when)
+        fields = {"uuid": request.header.id, "timestamp": began}
+        self._put("task-started", request, fields, request.order.clock or None)
+
+    def finished(self, request: Request, outcome: Outcome) -> None:
+        """The task's code has ended by itself."""
+        state = outcome.state
+        if state == "SUCCESS":
+            fields = {
+                "uuid": request.header.id,
+                "result": outcome.text,
+                "runtime": outcome.runtime_s,
+            }
+            self._put("task-succeeded", request, fields)
+        elif state == "FAILURE":
+            self.failed(request, outcome.text, outcome.traceback)
+        elif state == "RETRY":
+            fields = _failure(request, outcome.text, outcome.traceback)
+            self._put("task-retried", request, fields, outcome.clock or None)
+        elif state == "REJECTED":
+            self.rejected(request, outcome.requeue)
+
+    def failed(self, request: Request, exception: str, traceback: str) -> None:
+        """It failed, in its code or around it."""
+        self._put("task-failed", request, _failure(request, exception, traceback))
+
+    def revoked(self, request: Request, why: str, signum: int | None) -> None:
+        """It will not run, or was ended: `revoked`, `expired` or `terminated`."""
+        fields = {
+            "uuid": request.header.id,
+            "terminated": why == "terminated",
+            "signum": signum,
+            "expired": why == "expired",
+        }
+        self._put("task-revoked", request, fields)
+
+    def rejected(self, request: Request, requeue: bool) -> None:
+        """Its message was rejected."""
+        self._put("task-rejected", request, {"uuid": request.header.id, "requeue": requeue})
+
+    def cancelled(self, request: Request) -> None:
+        """It was ended because its message will be delivered again."""
+        self._put("task-cancelled", request, {"uuid": request.header.id})
+
+    def unregistered(self, uuid: str, name: str) -> None:
+        """A message asked for a task that this worker does not know."""
+        events = self._worker.events
+        if events is not None:
+            exception = f"NotRegistered({safe_repr(name, 200)})"
+            events.put("task-failed", {"uuid": uuid, "exception": exception, "traceback": ""})
+
+    def _reprs(self, request: Request) -> tuple[str, str]:
+        def open_body() -> tuple[Any, Any]:
+            body = self._worker.runner.open(request.order)[1]
+            return body.args, body.kwargs
+
+        return request.strategy.redaction.event_reprs(request.header, open_body)
+
+
+def _failure(request: Request, exception: str, traceback: str) -> dict[str, Any]:
+    return {
+        "uuid": request.header.id,
+        "exception": exception,
+        "traceback": traceback[-TRACEBACK_CHARS_MAX:],
+    }

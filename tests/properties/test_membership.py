@@ -1,0 +1,211 @@
+"""For all histories: the table is what a slow and obvious reading of the rules gives."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from umbel.cluster.membership import (
+    Effect,
+    Heard,
+    Input,
+    Joined,
+    Left,
+    Lost,
+    Membership,
+    Node,
+    Offline,
+    Returned,
+    SelfDoubt,
+    Tick,
+    credible_freq_s,
+    is_alive,
+)
+
+STALL_S = 5.0
+NEVER = 10.0**9
+
+hostnames = st.sampled_from(["me", "a", "b"])
+pids = st.sampled_from([None, 1, 2])
+incs = st.sampled_from([None, None, 10, 20])
+kinds = st.sampled_from(["online", "heartbeat", "heartbeat", "other"])
+freqs = st.sampled_from([None, 1.0, 2, 3.5, float("nan"), "x", -1, 1e-9])
+inputs = st.one_of(
+    st.builds(Heard, hostnames, pids, incs, freqs, kinds),
+    st.builds(Offline, hostnames, pids, incs),
+    st.just(Tick()),
+)
+pauses = st.sampled_from([0.0, 0.1, 0.5, 1.0, 1.0, 2.0, 4.0, 5.0, 5.1, 30.0])
+histories = st.lists(st.tuples(pauses, inputs), max_size=60)
+
+
+class Model:
+    """Remembers every incarnation for ever, and looks at all of them each time."""
+
+    def __init__(self) -> None:
+        self.status: dict[Node, str] = {}  # alive, lost, left, replaced
+        self.heard: dict[Node, float] = {}
+        self.freq: dict[Node, float] = {}
+        self.ticks: list[float] = []
+        self.graces: list[float] = []
+
+    def who(self, hostname: str, *wanted: str) -> Node | None:
+        found = [n for n, s in self.status.items() if n.hostname == hostname and s in wanted]
+        assert len(found) <= 1, found
+        return found[0] if found else None
+
+    def step(self, what: Input, now: float) -> list[Effect]:
+        if not self.ticks:
+            self.ticks.append(now)
+        if isinstance(what, Tick):
+            return self.tick(now)
+        if what.hostname == "me":
+            return []
+        node = Node(what.hostname, what.pid, what.inc)
+        if what.pid is None and what.inc is None:
+            node = self.who(what.hostname, "alive", "lost") or node
+        return self.hear(node, what, now) if isinstance(what, Heard) else self.bye(node)
+
+    def bye(self, node: Node) -> list[Effect]:
+        before = self.status.get(node)
+        self.status[node] = "left"
+        return [Left(node)] if before == "alive" else []
+
+    def hear(self, node: Node, what: Heard, now: float) -> list[Effect]:
+        status = self.status.get(node)
+        alive = self.who(node.hostname, "alive")
+        if status == "left":
+            if node.inc is not None or what.kind != "online":
+                return []
+            status = None
+        if alive not in (None, node) and (status == "replaced" or not newer(node, alive, what)):
+            return []
+        effects: list[Effect] = []
+        for other, state in list(self.status.items()):
+            if other.hostname == node.hostname and other != node and state in ("alive", "lost"):
+                self.status[other] = "replaced"
+                if state == "alive":
+                    effects.append(Lost(other, now - self.heard[other]))
+        if status is None:
+            effects.append(Joined(node))
+        elif status in ("lost", "replaced"):
+            effects.append(Returned(node))
+        if what.freq_s is not None or status not in ("alive", "lost"):
+            self.freq[node] = credible_freq_s(what.freq_s)
+        self.status[node], self.heard[node] = "alive", now
+        return effects
+
+    def tick(self, now: float) -> list[Effect]:
+        self.ticks.append(now)
+        stalled_s = self.ticks[-1] - self.ticks[-2]
+        if stalled_s > STALL_S:
+            self.graces.append(now)
+            return [SelfDoubt(stalled_s)]
+        effects: list[Effect] = []
+        for node, status in self.status.items():
+            if status == "alive":
+                since = max([self.heard[node], *self.graces])
+                if not is_alive(since, self.freq[node], now):
+                    self.status[node] = "lost"
+                    effects.append(Lost(node, now - self.heard[node]))
+        return effects
+
+
+def newer(node: Node, than: Any, what: Heard) -> bool:
+    if node.inc is None or than.inc is None:
+        return what.kind != "other"
+    return node.inc > than.inc
+
+
+def as_set(effects: list[Effect]) -> Any:
+    """Nodes that are lost by the same tick are so in any order."""
+    lost = all(isinstance(effect, Lost) for effect in effects)
+    return set(effects) if lost else effects
+
+
+@settings(max_examples=400)
+@given(histories)
+def test_the_machine_does_what_the_slow_model_does(history: list[tuple[float, Input]]) -> None:
+    members, model, now = Membership("me", stall_s=STALL_S, memory_s=NEVER), Model(), 0.0
+    for pause_s, what in history:
+        now += pause_s
+        assert as_set(members.step(what, now)) == as_set(model.step(what, now))
+        alive = {node for node, status in model.status.items() if status == "alive"}
+        assert {member.node for member in members.alive()} == alive
+        for member in members.alive():
+            assert member.heard_at_s == model.heard[member.node]
+            assert member.freq_s == model.freq[member.node]
+
+
+LETTERS = {Joined: "J", Returned: "R", Left: "L", Lost: "X"}
+
+
+@settings(max_examples=300)
+@given(histories)
+def test_whoever_comes_goes_once_and_only_the_lost_return(
+    history: list[tuple[float, Input]],
+) -> None:
+    members, now = Membership("me", stall_s=STALL_S, memory_s=NEVER), 0.0
+    lives: dict[Node, str] = defaultdict(str)
+    for pause_s, what in history:
+        now += pause_s
+        for effect in members.step(what, now):
+            if not isinstance(effect, SelfDoubt):
+                lives[effect.node] += LETTERS[type(effect)]
+    for node, life in lives.items():
+        assert node.hostname != "me"
+        one_life = r"J(XR)*[LX]?"
+        # A pid that has left, or was lost and then left, may begin again; an incarnation may not.
+        pattern = one_life if node.inc is not None else rf"({one_life})+"
+        assert re.fullmatch(pattern, life), (node, life)
+        assert (life[-1] in "JR") == (node in {member.node for member in members.alive()})
+
+
+@given(histories)
+def test_nobody_is_lost_by_silence_before_his_time_nor_kept_after_it(
+    history: list[tuple[float, Input]],
+) -> None:
+    members, now, ticked = Membership("me", stall_s=STALL_S), 0.0, 0.0
+    for pause_s, what in history:
+        now += pause_s
+        before = {member.node: member for member in members.alive()}
+        effects = members.step(what, now)
+        if not isinstance(what, Tick):
+            continue
+        doubts = [effect for effect in effects if isinstance(effect, SelfDoubt)]
+        if doubts:
+            assert effects == doubts
+            assert now - ticked > STALL_S or ticked == 0.0
+        for effect in effects:
+            if isinstance(effect, Lost):
+                member = before[effect.node]
+                assert not is_alive(member.heard_at_s, member.freq_s, now)
+        ticked = now
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(
+        st.one_of(
+            st.builds(Heard, st.text("abcdef", min_size=1, max_size=2), pids, incs, freqs, kinds),
+            st.builds(Offline, st.text("abcdef", min_size=1, max_size=2), pids, incs),
+            st.just(Tick()),
+        ),
+        max_size=200,
+    ),
+    st.integers(1, 5),
+    st.integers(1, 5),
+)
+def test_no_history_makes_a_table_grow_beyond_its_bound(
+    history: list[Input], nodes_max: int, memory_max: int
+) -> None:
+    members = Membership("me", nodes_max=nodes_max, memory_max=memory_max)
+    for number, what in enumerate(history):
+        members.step(what, float(number))
+        assert len(members._alive) + len(members._lost) <= nodes_max
+        assert len(members._memories) <= memory_max
+        assert not members._alive.keys() & members._lost.keys()

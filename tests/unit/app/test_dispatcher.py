@@ -1,0 +1,275 @@
+"""The dispatcher: stamps, groups, batches, a bound, and what is left at the end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kombu import Connection, Consumer, Queue
+
+from tests.servers import free_port, wait_until
+from umbel import Umbel
+from umbel.app.events import Events
+from umbel.app.events.dispatcher import Dispatcher
+from umbel.app.events.outlet import event_exchange
+from umbel.app.events.stamper import new_incarnation
+from umbel.wire.events import read
+
+ACCEPT = frozenset({"application/json"})
+
+
+@pytest.fixture
+def app() -> Iterator[Umbel]:
+    made = Umbel("events", broker="memory://", backend="disabled://", set_as_current=False)
+    made.conf.event_exchange = f"celeryev-{time.time_ns()}"  # the memory is shared by all tests
+    yield made
+    made.close()
+
+
+class Tap:
+    """Sees messages as they are, before anybody reads them."""
+
+    def __init__(self, app: Umbel) -> None:
+        self.messages: list[tuple[str, dict[str, Any], bytes]] = []
+        self.connection: Connection = app.connection()
+        self.connection.connect()
+        exchange = event_exchange(app.conf.event_exchange, self.connection)
+        queue = Queue(f"tap-{time.time_ns()}", exchange, "#", auto_delete=True)
+        self.consumer = Consumer(
+            self.connection.channel(), [queue], on_message=self._seen, no_ack=True, accept=None
+        )
+        self.consumer.consume()
+
+    def _seen(self, message: Any) -> None:
+        body = message.body if isinstance(message.body, bytes) else message.body.encode()
+        self.messages.append((message.delivery_info["routing_key"], message.headers, body))
+
+    def drain(self) -> list[tuple[str, dict[str, Any], bytes]]:
+        while True:
+            try:
+                self.connection.drain_events(timeout=0.2)
+            except TimeoutError:
+                return self.messages
+
+    def events(self) -> list[dict[str, Any]]:
+        return [
+            event
+            for _, _, body in self.drain()
+            for event in read(body, "application/json", "utf-8", accept=ACCEPT).events
+        ]
+
+
+@pytest.fixture
+def tap(app: Umbel) -> Iterator[Tap]:
+    made = Tap(app)
+    yield made
+    made.consumer.cancel()
+    made.connection.close()
+
+
+def test_an_event_says_who_when_and_the_how_manieth(app: Umbel, tap: Tap) -> None:
+    before = time.time()
+    with app.events.Dispatcher("a@test") as dispatcher:
+        dispatcher.send("task-progress", uuid="1", done=3)
+        dispatcher.send("task-progress", uuid="1", done=4)
+    first, second = tap.events()
+    assert first["hostname"] == "a@test"
+    assert before <= first["timestamp"] <= time.time()
+    assert (first["seq"], second["seq"]) == (1, 2)
+    assert first["clock"] < second["clock"]
+    assert first["inc"] == second["inc"] > 10**15
+    assert {"pid", "utcoffset", "uuid", "done"} <= first.keys()
+
+
+def test_two_dispatchers_of_one_name_are_two_incarnations(app: Umbel) -> None:
+    one, other = app.events.Dispatcher("a@test"), app.events.Dispatcher("a@test")
+    assert one.stamper.inc < other.stamper.inc
+    numbers = [new_incarnation() for _ in range(100)]
+    assert numbers == sorted(set(numbers))
+
+
+def test_task_events_travel_together_and_all_others_alone(app: Umbel, tap: Tap) -> None:
+    app.conf.event_flush_interval = 0.2
+    with app.events.Dispatcher("a@test") as dispatcher:
+        for number in range(5):
+            dispatcher.send("task-x", uuid=str(number))
+        dispatcher.send("worker-heartbeat", freq=2.0)
+        dispatcher.send("worker-heartbeat", freq=2.0)
+        dispatcher.send("task-y", uuid="5")
+    keys = [key for key, _, _ in tap.drain()]
+    assert keys.count("worker.heartbeat") == 2
+    assert len([key for key in keys if key.startswith("task.")]) <= 3
+    for _, headers, body in tap.messages:
+        assert headers == {"hostname": "a@test"}
+        if body.startswith(b"["):
+            assert b"worker-" not in body
+    assert [event["seq"] for event in tap.events()] == list(range(1, 9))
+
+
+def test_only_the_groups_that_are_on_go_out(app: Umbel, tap: Tap) -> None:
+    with app.events.Dispatcher("a@test", groups={"worker"}) as dispatcher:
+        dispatcher.send("task-x", uuid="1")
+        dispatcher.send("worker-x")
+        assert dispatcher.enable_group("task") is True
+        assert dispatcher.enable_group("task") is False
+        dispatcher.send("task-x", uuid="2")
+        assert dispatcher.disable_group("task") is True
+        assert dispatcher.disable_group("task") is False
+        dispatcher.send("task-x", uuid="3")
+        dispatcher.disable()
+        dispatcher.send("worker-x")
+        dispatcher.enable()
+    events = tap.events()
+    assert [event["type"] for event in events] == ["worker-x", "task-x"]
+    assert events[1]["uuid"] == "2"
+    assert [event["seq"] for event in events] == [1, 2], "what is not sent has no number"
+
+
+def test_a_dispatcher_of_all_groups_can_be_told_to_leave_one_out(app: Umbel) -> None:
+    dispatcher = app.events.Dispatcher("a@test")
+    assert dispatcher.sends("task")
+    assert dispatcher.disable_group("task") is True
+    assert not dispatcher.sends("task")
+    assert dispatcher.sends("worker")
+
+
+def test_many_threads_share_one_row_of_numbers(app: Umbel, tap: Tap) -> None:
+    dispatcher = app.events.Dispatcher("a@test")
+
+    def send() -> None:
+        for number in range(200):
+            dispatcher.send("task-x", uuid=str(number))
+
+    threads = [threading.Thread(target=send) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    dispatcher.close()
+    events = tap.events()
+    assert sorted(event["seq"] for event in events) == list(range(1, 1601))
+    assert len({event["clock"] for event in events}) == 1600
+    assert (dispatcher.sent, dispatcher.lost) == (1600, 0)
+
+
+def test_without_a_broker_the_oldest_are_dropped_and_every_loss_is_counted() -> None:
+    app = Umbel(
+        "events",
+        broker=f"redis://127.0.0.1:{free_port()}/0",
+        backend="disabled://",
+        set_as_current=False,
+        event_buffer_max=10,
+    )
+    dispatcher = Dispatcher(app, "a@test")
+    for number in range(25):
+        dispatcher.send("task-x", uuid=str(number))
+    assert dispatcher.lost == 15
+    assert [event["uuid"] for event in dispatcher._buffer] == [str(n) for n in range(15, 25)]
+    began = time.monotonic()
+    dispatcher.close(timeout_s=0.3)
+    assert time.monotonic() - began < 10
+    assert (dispatcher.sent, dispatcher.lost) == (0, 25)
+    assert dispatcher.stamper.seq == dispatcher.sent + dispatcher.lost
+    app.close()
+
+
+def test_what_json_can_not_hold_is_replaced_and_nothing_is_raised(app: Umbel, tap: Tap) -> None:
+    with app.events.Dispatcher("a@test") as dispatcher:
+        dispatcher.send(
+            "task-x", uuid="1", odd=object(), text="\udc80", big=10**400, number=float("inf")
+        )
+    (event,) = tap.events()
+    assert event["text"] == "\\udc80"
+    assert "object object" in event["odd"]
+
+
+def test_heartbeats_come_from_the_thread_until_they_are_stopped(app: Umbel, tap: Tap) -> None:
+    dispatcher = app.events.Dispatcher("a@test")
+    beats = threading.Semaphore(0)
+
+    def fields() -> dict[str, Any]:
+        beats.release()
+        return {"freq": 0.02}
+
+    dispatcher.start()
+    dispatcher.beat(0.02, fields)
+    for _ in range(3):
+        assert beats.acquire(timeout=10)
+    dispatcher.stop_beating()
+    dispatcher.close()
+    events = tap.events()
+    assert len(events) >= 3
+    assert {event["type"] for event in events} == {"worker-heartbeat"}
+
+
+def test_nothing_is_taken_after_the_end(app: Umbel, tap: Tap) -> None:
+    dispatcher = app.events.Dispatcher("a@test")
+    dispatcher.send("task-x", uuid="1")
+    dispatcher.close()
+    dispatcher.send("task-x", uuid="2")
+    dispatcher.close()
+    assert [event["uuid"] for event in tap.events()] == ["1"]
+    assert not [t for t in threading.enumerate() if t.name == "umbel-events-a@test"]
+
+
+def test_a_task_tells_of_itself_under_the_name_of_its_node(app: Umbel, tap: Tap) -> None:
+    @app.task(bind=True, name="t")
+    def t(self: Any) -> None:
+        self.send_event("task-progress", done=1)
+
+    result = t.apply(task_id="the-id")
+    assert result.successful()
+    app.close()
+    (event,) = tap.events()
+    assert (event["type"], event["uuid"], event["done"]) == ("task-progress", "the-id", 1)
+
+
+def test_a_client_that_wants_to_tells_of_what_it_sends(app: Umbel, tap: Tap) -> None:
+    app.conf.task_send_sent_event = True
+    one = app.send_task("t", (1,), {"x": 2}, countdown=60)
+    two = app.send_many([app.signature("t", (n,)) for n in range(3)])
+    events = tap.events()
+    assert [event["uuid"] for event in events] == [one.id, *(result.id for result in two)]
+    first = events[0]
+    assert first["type"] == "task-sent"
+    assert (first["name"], first["args"], first["kwargs"]) == ("t", "(1,)", "{'x': 2}")
+    assert (first["queue"], first["exchange"], first["routing_key"]) == ("celery", "", "celery")
+    assert first["eta"] is not None
+    assert first["hostname"] == app.origin
+    assert "sync" not in first, "this process has heard nobody"
+    assert [key for key, _, _ in tap.messages] == ["task.sent", "task.multi"]
+
+
+def test_a_client_that_heard_others_says_that_its_clock_means_something(
+    app: Umbel, tap: Tap
+) -> None:
+    app.conf.task_send_sent_event = True
+    app.clock.adjust(500)
+    app.send_task("t")
+    (event,) = tap.events()
+    assert event["sync"] is True
+    assert event["clock"] > 500
+
+
+def test_that_an_event_is_lost_does_not_make_the_task_look_unsent(
+    app: Umbel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nothing else makes only the second of two messages fail.
+    def fail(*_: object) -> None:
+        raise ConnectionError("no")
+
+    app.conf.task_send_sent_event = True
+    monkeypatch.setattr("umbel.app.publish.publish_events", fail)
+    assert app.send_task("t").id
+    events: Events = app.events
+    assert events.sent_lost == 1
+
+
+def test_closing_the_application_sends_what_its_dispatcher_still_has(app: Umbel, tap: Tap) -> None:
+    app.conf.event_flush_interval = 5.0
+    app.events.default_dispatcher().send("task-x", uuid="1")
+    app.close()
+    wait_until(lambda: len(tap.events()) == 1, what="the event")
