@@ -1,9 +1,10 @@
 # `make` alone lists what can be done.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench lint format lock clean
+.PHONY: help setup demo test soak bench lint format lock clean
 
 BIN := .venv/bin
 PYTEST_ARGS ?=
+SOAK_ARGS ?=
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -16,7 +17,11 @@ demo: setup  ## run a whole cluster here: embedded broker, three workers, mixed 
 	@$(BIN)/umbel demo
 
 test: setup lint  ## check everything: lint, types, layers, tests (PYTEST_ARGS="-k name")
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -q -m quiet $(PYTEST_ARGS) || [ $$? -eq 5 ]  # 5: none was chosen
+	@$(BIN)/python -m pytest -n 4 --dist loadgroup -m "not quiet" $(PYTEST_ARGS)
+
+soak: setup  ## play 100,000 simulated clusters under faults (SOAK_ARGS="--nodes 9")
+	@$(BIN)/umbel sim --seeds 100000 $(SOAK_ARGS)
 
 bench: setup  ## measure the cost of a task over the raw transport
 	@$(BIN)/python benchmarks/overhead.py

@@ -32,6 +32,32 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 _numbers = itertools.count(1)
 
 
+# What is measured here is spoilt by whatever runs beside it.
+QUIET = {
+    "test_ten_thousand_tasks_with_an_eta_run_once_and_on_time",
+    "test_a_saturated_loop_handles_what_is_posted_within_a_fifth_of_a_second",
+    "test_five_hundred_parked_tasks_do_not_delay_another_type",
+    "test_going_round_when_nothing_else_is_there_costs_little",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Say what has to stay together when several processes run the tests.
+
+    A file does, because it may share what is slow to start, but for its brokers, which are apart
+    anyway; so does a line of the interoperability tests.
+    """
+    for item in items:
+        given = getattr(item, "callspec", None)
+        line = given.params.get("line") if given is not None else None
+        kinds = given.id.split("-") if given is not None else []
+        broker = next((kind for kind in kinds if kind in ("redis", "amqp")), "")
+        group = f"line {line}" if line is not None else f"{item.path.name} {broker}"
+        item.add_marker(pytest.mark.xdist_group(group))
+        if getattr(item, "originalname", item.name) in QUIET:
+            item.add_marker(pytest.mark.quiet)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _terminate_like_interrupt() -> Iterator[None]:
     """Clean up on SIGTERM too, as on an interrupt from the keyboard."""

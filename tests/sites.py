@@ -36,6 +36,7 @@ class Site:
         self.backend_url = backend_url
         self.settings = settings
         self._start = start
+        self._count = 0
         self._length_of = length_of
         self.notes = redis.Redis.from_url(backend_url, socket_timeout=None)
         self.app = Umbel(
@@ -51,7 +52,10 @@ class Site:
         settings: Mapping[str, Any] | None = None,
     ) -> WorkerProcess:
         """Start a worker; `settings` go over those of the site."""
-        command = ["-P", pool, "-c", str(concurrency), "-l", "info", *args]
+        # No two workers have one name; those after the first need one.
+        name = ["-n", f"celery@{self._count}"] if self._count and "-n" not in args else []
+        self._count += 1
+        command = ["-P", pool, "-c", str(concurrency), "-l", "info", *name, *args]
         return self._start(APP, command, wait=wait, env=self.environment(settings or {}))
 
     def environment(self, settings: Mapping[str, Any]) -> dict[str, str]:

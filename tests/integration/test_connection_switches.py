@@ -13,6 +13,7 @@ from tests.inside import Inside
 from tests.servers import RedisServer, free_port, wait_until
 from tests.sites import Site
 from umbel import Umbel
+from umbel.worker import consumer
 from umbel.worker.blueprint import Step
 from umbel.worker.errors import BrokerUnreachable
 
@@ -36,6 +37,34 @@ def test_a_worker_that_may_not_try_again_ends_with_one_clear_line(
     assert f"cannot connect to {address}" in told[-1]
     assert "trying again" not in told[-1]
     assert "Traceback" not in worker.output
+
+
+def test_a_worker_waits_for_its_broker_for_ever_unless_told_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Celery gives up after a hundred attempts; here that would be after a few minutes."""
+    monkeypatch.setattr(consumer, "RETRY_MIN_S", 0.001)
+    monkeypatch.setattr(consumer, "RETRY_MAX_S", 0.003)
+    tries: list[int] = []
+    refused = consumer.Consumer._refused
+
+    def count(self: Any, exc: Exception, attempt: int, *rest: Any) -> None:
+        tries.append(attempt)
+        refused(self, exc, attempt, *rest)
+
+    monkeypatch.setattr(consumer.Consumer, "_refused", count)
+    server, ran = RedisServer(tmp_path), []
+    inside = Inside({"broker_url": server.url, "result_backend": "disabled://"}, noting(ran))
+    try:
+        inside.start(wait=False)
+        wait_until(lambda: len(tries) > 110 or not inside.alive, 30, "many attempts")
+        server.start()
+        inside.wait_until_ready()
+        inside.send("note", 1)
+        wait_until(lambda: ran == [1], what="a task of the broker that came back")
+    finally:
+        inside.close()
+        server.close()
 
 
 def test_a_worker_that_may_not_reconnect_ends_when_the_connection_is_lost(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kombu import Connection
+from kombu import Connection, Consumer, Producer
 from kombu.exceptions import OperationalError
 from kombu.pidbox import Mailbox as KombuMailbox
 
@@ -25,9 +25,17 @@ from tests.servers import RabbitMQServer, RedisServer, free_port, wait_until
 from tests.workers import Program
 from umbel import Umbel
 from umbel.app.control import collector
+from umbel.app.control.mailbox import mailboxes_for
 from umbel.broker import reply_lists
 from umbel.broker.embedded import EMBEDDED_URL
-from umbel.wire.control import ReplyTo, Request, leased_exchange_name
+from umbel.broker.replies import open_inbox, publish_reply
+from umbel.wire.control import (
+    ReplyTo,
+    Request,
+    leased_exchange_name,
+    read_request,
+    write_request,
+)
 
 LONG_S = 20.0
 GONE_S = 15.0
@@ -349,6 +357,48 @@ def test_a_client_of_kombu_takes_our_replies_and_its_queue_gets_an_expiry(
             channel.queue_delete(mailbox.reply_queue.name)
             assert not node.reply(request_, 1)
             assert not client.exists(mailbox.reply_queue.name)
+
+
+def test_replies_sent_while_requests_are_delivered_do_not_pile_up(amqp_place):
+    """py-amqp would deliver the next request inside of each reply, until the stack is full."""
+    count, app = 2_000, amqp_place.app()
+    mailboxes = mailboxes_for(app)
+    answered, depth, deepest = 0, 0, 0
+    connection, other = app.connection(heartbeat=0), app.connection(heartbeat=0)
+
+    def answer(message: Any) -> None:
+        nonlocal answered, depth, deepest
+        depth += 1
+        deepest = max(deepest, depth)
+        request = read_request(
+            message.body, message.content_type, message.content_encoding, message.headers,
+            accept=app.accept,
+        )  # fmt: skip
+        assert publish_reply(channel, request, "w1@h", {"ok": "pong"})
+        answered += 1
+        depth -= 1
+
+    with connection, other, connection.channel() as channel:
+        inbox = open_inbox(other, mailboxes, "me")
+        queue = mailboxes.node_queue("w1@h")(channel)
+        queue.declare()
+        written = write_request(Request(method="ping", ticket="t", reply_to=inbox.reply_to))
+        producer = Producer(channel)
+        for _ in range(count):
+            producer.publish(
+                written.body, exchange=queue.exchange.name, routing_key="", headers=written.headers,
+                content_type=written.content_type, content_encoding=written.content_encoding,
+            )  # fmt: skip
+        with Consumer(channel, [queue], on_message=answer, no_ack=True, accept=None):
+            while answered < count:
+                connection.drain_events(timeout=LONG_S)
+        received = 0
+        while received < count:
+            found = inbox.wait(LONG_S)
+            assert found
+            received += len(found)
+        inbox.close()
+    assert deepest == 1
 
 
 # -- crowds --------------------------------------------------------------------------------

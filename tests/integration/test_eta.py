@@ -7,16 +7,19 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
+import psutil
 import pytest
 
 from tests.inside import Inside, percentile
-from tests.servers import wait_until
+from tests.servers import RedisServer, wait_until
 from umbel import Umbel
 
 COUNT, SPREAD_S = 10_000, 5.0
 # Sending and receiving take a while; lateness is measured from the eta.
 LEAD_S = 10.0
 LATE_MAX_S = 0.25
+# Of a core: with more than this in other hands the machine is not quiet.
+OTHERS_MAX = 0.5
 
 
 class Noted:
@@ -43,12 +46,28 @@ def inside(redis_url: str, noted: Noted) -> Iterator[Inside]:
 
 
 @pytest.mark.slow
-def test_ten_thousand_tasks_with_an_eta_run_once_and_on_time(inside: Inside, noted: Noted) -> None:
-    """A second try when the first was late: others may use the processors as well."""
+def test_ten_thousand_tasks_with_an_eta_run_once_and_on_time(
+    inside: Inside, noted: Noted, redis_server: RedisServer
+) -> None:
+    """Once more only where others used the processors, which is measured and not guessed."""
+    before_s = others_cpu_s(redis_server)
+    began = time.monotonic()
     late_s = run_them(inside, noted)
-    if late_s >= LATE_MAX_S:
-        late_s = min(late_s, run_them(inside, noted))
+    others = (others_cpu_s(redis_server) - before_s) / (time.monotonic() - began)
+    print(f"others used {others:.2f} of a core")
+    if late_s >= LATE_MAX_S and others > OTHERS_MAX:
+        late_s = run_them(inside, noted)
     assert late_s < LATE_MAX_S
+
+
+def others_cpu_s(server: RedisServer) -> float:
+    """Processor time that all programs have used but this one and its broker."""
+    assert server.process is not None
+    machine, broker = psutil.cpu_times(), psutil.Process(server.process.pid).cpu_times()
+    all_s = sum(machine) - machine.idle - getattr(machine, "iowait", 0.0)
+    # The time of guests is counted in the others' already.
+    all_s -= getattr(machine, "guest", 0.0) + getattr(machine, "guest_nice", 0.0)
+    return float(all_s - time.process_time() - broker.user - broker.system)
 
 
 def run_them(inside: Inside, noted: Noted) -> float:

@@ -44,7 +44,7 @@ def test_every_pool_tells_the_story_of_a_task(ears: Ears, site: Site, pool: str)
         "task-received", "task-started", "task-succeeded",
     ]  # fmt: skip
     for event in (received, started, succeeded):
-        assert COMMON <= event.keys()
+        assert event.keys() >= COMMON
         assert event["hostname"] == "teller@test"
         assert event["pid"] == worker.pid
     assert received["name"] == f"{APP}.add"
@@ -56,7 +56,7 @@ def test_every_pool_tells_the_story_of_a_task(ears: Ears, site: Site, pool: str)
     assert received["timestamp"] <= started["timestamp"] <= succeeded["timestamp"]
     worker.stop()
     (offline,) = ears.wait_for("worker-offline", hostname="teller@test")
-    assert SIGNS | COMMON <= offline.keys()
+    assert offline.keys() >= SIGNS | COMMON
     assert offline["processed"] == 1
     own = [event for event in ears.events if event["hostname"] == "teller@test"]
     assert sorted(event["seq"] for event in own) == list(range(1, len(own) + 1))
@@ -68,7 +68,7 @@ def test_a_worker_says_hello_beats_and_says_good_bye_without_task_events(
 ) -> None:
     worker = site.worker("threads", "-n", "quiet@test", "--heartbeat-interval", "0.2")
     (online,) = ears.wait_for("worker-online")
-    assert SIGNS | COMMON <= online.keys()
+    assert online.keys() >= SIGNS | COMMON
     assert online["sw_ident"] == "py-umbel"
     assert site.works()
     beats = ears.wait_for("worker-heartbeat", 3)

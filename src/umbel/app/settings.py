@@ -118,9 +118,11 @@ BROKER = (
     Setting(
         "broker_connection_max_retries",
         optional(integer(0)),
-        100,
-        "Attempts before giving up; None or 0 never does. More outlasts longer outages, fewer "
-        "bring the supervisor in sooner.",
+        None,
+        "Attempts, at most 3 s apart, before giving up; None or 0 never does. More outlasts longer "
+        "outages, fewer bring the supervisor in sooner.",
+        differs="100 attempts last for minutes here, and a restart finds no broker sooner than "
+        "the next attempt",
     ),
     Setting(
         "broker_failover_strategy",
@@ -134,7 +136,9 @@ BROKER = (
         optional(seconds()),
         120.0,
         "Seconds between AMQP heartbeats; None or 0 switches them off. Less finds a dead "
-        "connection sooner, and takes a busy process for dead sooner too.",
+        "connection sooner, and takes a busy process for dead sooner too. It also bounds how "
+        "long an answer is waited for: as long with AMQP, half as long with Redis, at least 1 s "
+        "and at most 10 s; without heartbeats 30 s.",
     ),
     Setting(
         "broker_heartbeat_checkrate",
@@ -519,8 +523,8 @@ ROUTING = (
         integer(0),
         1_000,
         "Most tasks that wait in a worker for a rate limit without taking the place of others; "
-        "more keeps other types flowing past a longer queue, for memory. Those beyond it go back "
-        "to their queue.",
+        "more keeps other types flowing past a longer queue, for memory. As many again wait for a "
+        "short while; those beyond go back behind the others of their queue.",
         differs="Umbel's own",
     ),
     Setting(
@@ -879,6 +883,30 @@ EVENTS = (
         "Seconds between heartbeats of a worker, which counts as gone after two of them: less "
         "finds dead nodes sooner and takes slow ones for dead sooner, more costs less.",
         differs="a setting as well as an option of the command line",
+    ),
+    Setting(
+        "worker_gossip_interval",
+        seconds(),
+        5.0,
+        "Seconds between two looks for nodes that were lost: less tells of a loss sooner, and "
+        "costs a little more.",
+        differs="a setting; Celery's is fixed",
+    ),
+    Setting(
+        "worker_gossip_queue_ttl",
+        seconds(),
+        2.0,
+        "Seconds that what nodes tell waits for a busy worker on RabbitMQ: more bridges longer "
+        "stalls, and lets old news pass for new.",
+        differs="a setting; Celery's is fixed",
+    ),
+    Setting(
+        "election_allow",
+        optional(strings(what="names of tasks")),
+        None,
+        "Tasks that may be run by election, names or patterns such as `shop.*`; None is all. "
+        "Fewer leave less to whoever reaches the broker.",
+        differs="Celery lets any task be elected",
     ),
     Setting(
         "event_exchange",

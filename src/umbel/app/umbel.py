@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, tzinfo
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from kombu import Connection
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from umbel.app.events import Events
     from umbel.app.results import AsyncResult, GroupResult
     from umbel.app.results.backend import Backend
+
+
+T = TypeVar("T")
 
 
 class Steps:
@@ -89,6 +92,7 @@ class Umbel:
         self.steps = {"worker": Steps(), "consumer": Steps()}
         self.modules = ModuleLoader(include)
         self.own_commands = Commands()
+        self.election_handlers: dict[str, Callable[[Any], object]] = {}
         self._lock = threading.RLock()
         self._made: dict[str, Any] = {}
         self.clock = Clock(lock=threading.Lock())
@@ -181,6 +185,18 @@ class Umbel:
         it is an inspection, which changes nothing.
         """
         return self.own_commands.command(fun, **options)
+
+    def election_handler(self, topic: str) -> Callable[[Callable[[Any], T]], Callable[[Any], T]]:
+        """Have a function carry out elections of a topic: `@app.election_handler("rotate")`.
+
+        It gets the action, on the one worker that was elected.
+        """
+
+        def decorate(fun: Callable[[Any], T]) -> Callable[[Any], T]:
+            self.election_handlers[topic] = fun
+            return fun
+
+        return decorate
 
     def task_name(self, fun: Any) -> str:
         """The name of a task that was not given one: module and function."""

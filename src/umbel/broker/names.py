@@ -80,20 +80,29 @@ class Name:
     def __init__(self, hostname: str) -> None:
         self.hostname = hostname
 
-    def claim(self, ask: Ask, pause: Pause) -> None:
-        """Take the name, or raise `NodeNameTaken`; connection errors are raised as they are."""
+    def claim(self, ask: Ask, pause: Pause) -> bool:
+        """Take the name; raises `NodeNameTaken`, and connection errors as they are.
+
+        False when it is held by somebody who may be gone, and the start should go on.
+        """
+        return True
 
     def release(self) -> None:
         """Let go of the name; never raises."""
 
 
+def new_token() -> str:
+    """By what one life of a worker knows that a name is its own."""
+    return f"{os.getpid()}.{uuid.uuid4().hex}"
+
+
 def name_for(
-    connection: Connection, mailboxes: Mailboxes, hostname: str, *, listens_here: bool
+    connection: Connection, mailboxes: Mailboxes, hostname: str, token: str, *, listens_here: bool
 ) -> Name:
     """The name of a node on this broker; `listens_here` if this connection has its queue."""
     kind = driver(connection)
     if kind == "redis":
-        return LeasedName(connection, mailboxes, hostname)
+        return LeasedName(connection, mailboxes, hostname, token)
     if kind == "amqp":
         return LockedName(connection, mailboxes, hostname, listens_here=listens_here)
     return Name(hostname)
@@ -118,7 +127,7 @@ class LockedName(Name):
         self._queue = mailboxes.node_queue(hostname)
         self._declares = listens_here and mailboxes.exclusive
 
-    def claim(self, ask: Ask, pause: Pause) -> None:
+    def claim(self, ask: Ask, pause: Pause) -> bool:
         """See `Name`. Where the queue will be this connection's, it is from now on."""
         deadline = time.monotonic() + PATIENCE_S
         while not self._is_free():
@@ -130,9 +139,10 @@ class LockedName(Name):
                     "commands are obeyed as soon as the broker has closed it",
                     self.hostname,
                 )
-                return
+                return False
             if pause(LOOK_S):
-                return
+                return False
+        return True
 
     def _is_free(self) -> bool:
         # A channel of its own: the broker closes it with the refusal.
@@ -145,7 +155,7 @@ class LockedName(Name):
         except self._connection.channel_errors as exc:
             if is_locked(exc):
                 return False
-            if getattr(exc, "reply_code", None) == 404:  # noqa: PLR2004 - there is no such queue
+            if getattr(exc, "reply_code", None) == 404:
                 return True
             raise
         else:
@@ -161,8 +171,11 @@ class LockedName(Name):
 class LeasedName(Name):
     """A name in a key that expires; a thread renews it while the process lives."""
 
-    def __init__(self, connection: Connection, mailboxes: Mailboxes, hostname: str) -> None:
+    def __init__(
+        self, connection: Connection, mailboxes: Mailboxes, hostname: str, token: str
+    ) -> None:
         super().__init__(hostname)
+        self._token = token
         queue = node_queue_name(hostname, mailboxes.prefix)
         with contextlib.closing(connection.channel()) as channel:
             self.key = f"{channel.global_keyprefix}umbel.node.{hostname}"
@@ -171,57 +184,134 @@ class LeasedName(Name):
             # A connection of its own: the thread uses it when it likes.
             self._pool = channel._get_pool()
         self._client: Any = redis.Redis(connection_pool=self._pool)
-        self._token = f"{os.getpid()}.{uuid.uuid4().hex}"
         self._held = False
-        self._failing = False
         self._ended = threading.Event()
         self._keeper: threading.Thread | None = None
 
-    def claim(self, ask: Ask, pause: Pause) -> None:
+    def claim(self, ask: Ask, pause: Pause) -> bool:
         """See `Name`; a server that forbids it to us is left alone."""
         try:
-            self._claim(ask, pause)
+            self._held = self._claim(ask, pause)
         except ResponseError as exc:
             logger.warning("whether the name %s is free can not be told: %s", self.hostname, exc)
-            return
         except BaseException:
             self._pool.disconnect()
             raise
-        self._held = True
+        if not self._held:
+            self._pool.disconnect()
+            return False
         self._keeper = threading.Thread(
             target=self._keep, name=f"umbel-name-{self.hostname}", daemon=True
         )
         self._keeper.start()
+        return True
 
     def release(self) -> None:
-        """See `Name`. The thread does it, whose patience with the server is not ours."""
+        """See `Name`. The thread does it, so that a server which hangs does not hold us up."""
         self._ended.set()
         keeper, self._keeper = self._keeper, None
         if keeper is not None and keeper is not threading.current_thread():
             keeper.join(JOIN_S)
 
-    def _claim(self, ask: Ask, pause: Pause) -> None:
+    # -- at the start ------------------------------------------------------------------
+
+    def _claim(self, ask: Ask, pause: Pause) -> bool:
+        """Whether it is ours now; it is not when there was no use in waiting."""
         with self._client.pipeline(transaction=True) as pipe:
-            self._set(pipe)
+            self._set(pipe, nx=True)
             pipe.sismember(self._table, self._member)
             taken, is_bound = pipe.execute()
-        if taken:
-            if is_bound and ask(ASK_S):
-                self._delete()
-                raise NodeNameTaken(self.hostname)
+        if not taken:
+            return self._wait_for_end(ask, pause)
+        if is_bound and ask(ASK_S):
+            self._delete()
+            raise NodeNameTaken(self.hostname)
+        return True
+
+    def _wait_for_end(self, ask: Ask, pause: Pause) -> bool:
+        """Somebody holds it: take it over, unless there is a sign of life."""
+        holder, left_s = self._look()
+        began = time.monotonic()
+        if holder != self._token and ask(ASK_S):
+            raise NodeNameTaken(self.hostname)
+        while holder not in (None, self._token) and time.monotonic() - began < SILENCE_S:
+            if pause(LOOK_S):
+                return False
+            found, seen_s = self._look()
+            elapsed_s = time.monotonic() - began
+            if found != holder:
+                break
+            if seen_s > left_s - elapsed_s + _JITTER_S:
+                raise NodeNameTaken(self.hostname)  # it was renewed
+        if not self._take_over(holder):
+            raise NodeNameTaken(self.hostname)  # by somebody who waited like us
+        return True
+
+    def _look(self) -> tuple[str | None, float]:
+        """Whose it is, and for how many seconds."""
+        with self._client.pipeline(transaction=True) as pipe:
+            pipe.get(self.key)
+            pipe.pttl(self.key)
+            value, left_ms = pipe.execute()
+        return None if value is None else text(value), left_ms / 1000
+
+    def _take_over(self, holder: str | None) -> bool:
+        with self._client.pipeline(transaction=True) as pipe:
+            pipe.watch(self.key)
+            value = pipe.get(self.key)
+            if value is not None and text(value) != holder:
+                return False
+            pipe.multi()
+            self._set(pipe)
+            try:
+                pipe.execute()
+            except WatchError:
+                return False
+        return True
+
+    def _set(self, client: Any, *, nx: bool = False) -> Any:
+        return client.set(self.key, self._token, nx=nx, px=int(LEASE_S * 1000))
+
+    def _delete(self) -> None:
+        """If it is ours."""
+        with self._client.pipeline(transaction=True) as pipe, contextlib.suppress(WatchError):
+            pipe.watch(self.key)
+            if text(pipe.get(self.key) or b"") == self._token:
+                pipe.multi()
+                pipe.delete(self.key)
+                pipe.execute()
+
+    # -- the thread --------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        while not self._ended.wait(RENEW_S):
+            try:
+                self._renew()
+            except Exception as exc:  # noqa: BLE001 - every other part tells of a lost server
+                logger.debug("the name %s was not renewed: %s", self.hostname, exc)
+        with contextlib.suppress(Exception):
+            self._delete()
+        with contextlib.suppress(Exception):
+            self._pool.disconnect()
+
+    def _renew(self) -> None:
+        if not self._held:
+            self._regain()
             return
-        holder = self._look()
-        while not self._take_over(holder[0]):
-            began, left_s = time.monotonic(), holder[1]
-            if holder[0] != self._token and ask(ASK_S):
-                raise NodeNameTaken(self.hostname)
-            while True:
-                now = time.monotonic()
-                value, seen_s = self._look()
-                # Somebody renewed it, or somebody else was quicker than we were.
-                if value not in (None, holder[0]) or seen_s > left_s - (now - began) + _JITTER_S:
-                    raise NodeNameTaken(self.hostname)
-                if value is None or now - began >= SILENCE_S:
-                    break
-                if pause(LOOK_S):
-                    return
+        value = self._client.get(self.key)
+        if value is None:
+            self._held = False
+            self._regain()
+        elif text(value) == self._token:
+            self._client.pexpire(self.key, int(LEASE_S * 1000))
+        else:
+            self._held = False
+            logger.error(
+                "another worker has taken over the node name %s: commands reach both, and events "
+                "of both look like those of one; restart one of them with another name",
+                self.hostname,
+            )
+
+    def _regain(self) -> None:
+        if self._set(self._client, nx=True):
+            self._held = True

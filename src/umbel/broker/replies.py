@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
 import redis
@@ -126,17 +127,41 @@ def publish_reply(
     channel = producer.channel
     if getattr(channel.connection, "driver_type", None) == "redis":
         return _push(channel, to, prefix, reply, expires_s)
-    _declare(channel, to.exchange)
-    producer.publish(
-        reply.body,
-        exchange=to.exchange,
-        routing_key=to.routing_key,
-        headers=reply.headers,
-        content_type=reply.content_type,
-        content_encoding=reply.content_encoding,
-        delivery_mode=TRANSIENT,
-    )
+    with _delivering_nothing(channel):
+        _declare(channel, to.exchange)
+        producer.publish(
+            reply.body,
+            exchange=to.exchange,
+            routing_key=to.routing_key,
+            headers=reply.headers,
+            content_type=reply.content_type,
+            content_encoding=reply.content_encoding,
+            delivery_mode=TRANSIENT,
+        )
     return True
+
+
+@contextlib.contextmanager
+def _delivering_nothing(channel: Any) -> Iterator[None]:
+    """Let py-amqp not read on before it publishes.
+
+    It does so to see whether the broker is blocked. Where a reply is sent while a request is being
+    delivered, the next request would be delivered inside of it, and so on: a few hundred at a time
+    would end the node. The loop reads on in any case.
+    """
+    established = channel.connection
+    if getattr(channel, "drain_events", None) is not None or "drain_events" in vars(established):
+        yield  # a transport that does not do so, or we are inside already
+        return
+    established.drain_events = _nothing_came
+    try:
+        yield
+    finally:
+        del established.drain_events
+
+
+def _nothing_came(**_: Any) -> None:
+    raise TimeoutError
 
 
 def _push(channel: Any, to: ReplyTo, prefix: str, reply: Written, expires_s: float) -> bool:
@@ -181,5 +206,6 @@ _declared: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary(
 def _declare(channel: Any, exchange: str) -> None:
     declared = _declared.setdefault(channel, set())
     if exchange not in declared:
-        Exchange(exchange, type="direct", durable=False)(channel).declare()
+        # Without waiting for the answer, which could have to wait for other messages.
+        Exchange(exchange, type="direct", durable=False)(channel).declare(nowait=True)
         declared.add(exchange)

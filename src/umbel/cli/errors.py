@@ -4,6 +4,7 @@
     1    the task or the worker failed
     2    the command was wrong, or the broker could not be reached by a one-shot command
     3    time-out
+    69   nobody answered
     130  interrupted
 
 Passwords in addresses are masked whoever wrote the text.
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from umbel.app.umbel import Umbel
 
 FINE, FAILED, WRONG, TIMED_OUT, INTERRUPTED = 0, 1, 2, 3, 130
+NOBODY = 69
 
 _LINE_CHARS_MAX = 1_000
 _show_tracebacks = False

@@ -27,9 +27,13 @@ VERBS = {
     "result": ("umbel.cli.result:result", "Show what became of a task."),
     "status": ("umbel.cli.status:status", "Show which nodes are there and what they do."),
     "events": ("umbel.cli.events:events", "Show what happens in the cluster, as it happens."),
+    "inspect": ("umbel.cli.inspect:inspect", "Ask running nodes what they do and how they are."),
+    "control": ("umbel.cli.control:control", "Have running nodes do something."),
     "top": ("umbel.cli.top.command:top", "Show the cluster live on the terminal."),
+    "doctor": ("umbel.cli.doctor:doctor", "Look for what is wrong with a cluster."),
     "purge": ("umbel.cli.purge:purge", "Remove all waiting messages from queues."),
     "demo": ("umbel.cli.demo.command:demo", "Run a whole cluster here and check its results."),
+    "sim": ("umbel.cli.sim:sim", "Play a cluster under faults and check what it promises."),
     "report": ("umbel.cli.report:report", "Show versions and settings, for a bug report."),
 }
 

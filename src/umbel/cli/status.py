@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from umbel.cli.errors import FINE, print_line
+from umbel.cli.errors import FINE, NOBODY, print_line
 from umbel.cli.event_lines import software
 from umbel.cli.group import Invocation
 from umbel.cli.outcomes import as_json as to_json
@@ -28,7 +28,6 @@ from umbel.wire.events import Event
 if TYPE_CHECKING:
     from umbel.app.umbel import Umbel
 
-NOBODY = 69
 TIMEOUT_S = 3.0
 # How long one wait for an event lasts at most, so that the end is not missed.
 TAKE_S = 0.1

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from umbel.cli import apps
-from umbel.cli.errors import FAILED, CommandFailed
+from umbel.cli.errors import FAILED, WRONG, CommandFailed
 from umbel.cli.group import Invocation, split_names
 from umbel.worker.options import WorkerOptions, expanded, node_name
 from umbel.worker.pools.base import POOL_NAMES
@@ -281,6 +281,7 @@ def _purge(app: Umbel, log: Logging) -> None:
 
 
 def _work(process: Worker, log: Logging, around: Surroundings) -> int:
+    from umbel.broker.names import NodeNameTaken
     from umbel.worker.errors import BrokerUnreachable
     from umbel.worker.signals import Signals, say_on_stderr
 
@@ -289,6 +290,9 @@ def _work(process: Worker, log: Logging, around: Surroundings) -> int:
     try:
         with Signals(process, say).installed(), log.redirected():
             return process.run()
+    except NodeNameTaken as exc:
+        logger.critical("%s", exc)
+        return WRONG
     except BrokerUnreachable as exc:
         logger.critical("%s", exc)
     except Exception:

@@ -1,4 +1,4 @@
-"""What crosses the wire: task messages, signatures, results and failures, as typed values.
+"""What crosses the wire: task messages, events, control messages and results, as typed values.
 
 Everything here is a pure function of its arguments: bytes and headers in, values out, and the
 other way round. There is no clock, socket, thread, logger or randomness; whoever calls does
@@ -11,6 +11,12 @@ the I/O and says what time it is.
 - `signatures`   the dictionaries that describe a call inside callbacks, chains and chords
 - `results`      the document stored for a task, and the parts of a chord
 - `failures`     exceptions as stored results, and back, without importing anything
+- `events`       what nodes tell of themselves and of tasks
+- `control`      requests to nodes and their replies
+- `signing`      control messages that only the key's owners can write
+- `patterns`     which nodes a pattern means, in bounded time
+- `redaction`    what of a task's arguments may be shown
+- `masking`      what of settings and addresses may be shown
 - `times`        ISO-8601 times that can be represented
 - `reprs`        short texts of arguments and results, bounded whatever the value is
 

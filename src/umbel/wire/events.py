@@ -26,6 +26,9 @@ from umbel.wire.reprs import safe_repr
 
 EVENT_EXCHANGE: Final = "celeryev"
 MULTI_KEY: Final = "task.multi"
+# Events that only Umbel's own nodes and monitors are to hear, on an exchange of their own.
+OWN_EXCHANGE: Final = "umbelev"
+OWN_TYPES: Final = frozenset({"worker-elected"})
 CONTENT_TYPE: Final = "application/json"
 CONTENT_ENCODING: Final = "utf-8"
 

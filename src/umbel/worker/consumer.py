@@ -27,6 +27,7 @@ from umbel.worker.steps import CONSUMER_STEPS
 
 if TYPE_CHECKING:
     from umbel.broker.taking import Taker
+    from umbel.worker.naming import Naming
     from umbel.worker.worker import Worker
 
 logger = logging.getLogger("umbel.consumer")
@@ -45,6 +46,7 @@ class Consumer:
     channel: Any = None
     tasks: KombuConsumer | None = None
     taker: Taker | None = None
+    naming: Naming
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
@@ -143,9 +145,13 @@ class Consumer:
     def resume(self, name: str) -> None:
         """Take from this queue again, if it is still to be consumed."""
         queue = self.app.queues.consumed.get(name)
+        if name in self.worker.consumption.paused:
+            return  # somebody wants it to rest longer
         if self.tasks is not None and queue is not None and not self.worker.stop_wanted.is_set():
             self.tasks.add_queue(queue)
             self.tasks.consume()
+            if self.taker is not None:
+                self.taker.look_again()
 
     # -- connecting --------------------------------------------------------------------
 

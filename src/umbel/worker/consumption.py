@@ -6,6 +6,7 @@ lost connection alike. What was taken before goes on.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from kombu import Exchange, Queue
@@ -36,6 +37,7 @@ class Consumption:
         if queue is None:
             kind = Exchange(exchange, type=exchange_type, durable=options.get("durable", True))
             queue = Queue(name, kind, routing_key=routing_key, **options)
+        self._declare(queue)
         if name not in queues.consumed:
             queues.consume_from = {**queues.consumed, name: queue}
         queues.add(queue)
@@ -64,11 +66,24 @@ class Consumption:
         self._begin(self._worker.app.queues.consumed[name])
         return True
 
+    def _declare(self, queue: Queue) -> None:
+        """See whether the broker takes it, before anything depends on it.
+
+        On a channel of its own: a refusal closes the channel, and must not end the consumer.
+        """
+        connection = self._worker.consumer.connection
+        if connection is not None:
+            with contextlib.closing(connection.channel()) as channel:
+                queue(channel).declare()
+
     def _begin(self, queue: Queue) -> None:
-        tasks = self._worker.consumer.tasks
+        consumer = self._worker.consumer
+        tasks = consumer.tasks
         if tasks is not None and not tasks.consuming_from(queue):
             tasks.add_queue(queue)
             tasks.consume()
+            if consumer.taker is not None:
+                consumer.taker.look_again()  # or it would wait for news of the other queues
 
     def _end(self, name: str) -> None:
         tasks = self._worker.consumer.tasks

@@ -5,9 +5,9 @@ the clock, it must be for this node, it must not have expired, it must be signed
 required, the command must be allowed, and then it runs. Refusals are counted by kind, logged, and
 answered where somebody waits for an answer, except to those who have not shown that they may ask.
 
-Commands that touch the worker's tables run on the loop's thread. A pidbox with a thread of its own
-carries those over and waits for a moment; a loop that is inside of a task, as with the solo pool,
-carries the command out afterwards, and the answer says so.
+Commands that touch the worker's tables or its connection run on the loop's thread, or greenlet. A
+pidbox with one of its own carries those over and waits for a moment; a loop that is inside of a
+task, as with the solo pool, carries the command out afterwards, and the answer says so.
 """
 
 from __future__ import annotations
@@ -35,8 +35,11 @@ logger = logging.getLogger("umbel.control")
 EXPIRED_GRACE_S = 5.0
 # A command that has to wait for the loop does so for less than a client waits for its answer.
 LOOP_PATIENCE_S = 0.7
+# So often does a loop turn that sees its inbox only between two waits for the broker.
+TURN_S = 0.1
 
 EXPIRED, DENIED, UNKNOWN = "expired", "denied", "unknown-command"
+UNREADABLE = "unreadable"
 
 Answer = Callable[[Request, Any], None]
 
@@ -80,7 +83,27 @@ class Panel:
         self.handled = 0
         self.failed = 0
         self.pidbox: Any = None
-        self.loop_thread: int | None = None  # of a loop that stands still while tasks run
+        self.loop_thread: int | None = None  # of a loop to which commands are carried over
+        self._turns: Any = None
+
+    def carry_over(self, *, blind: bool) -> None:
+        """Carry commands over to the caller's thread, the loop's; `blind` if no inbox wakes it."""
+        self.loop_thread = threading.get_ident()
+        if self._turns is not None:
+            self._turns.cancel()
+        self._turns = self._worker.timer.call_repeatedly(TURN_S, _turn) if blind else None
+
+    def soon(self, work: Callable[[], None]) -> None:
+        """Do something on the loop's thread; a connection that it finds broken is rebuilt."""
+        worker = self._worker
+
+        def run() -> None:
+            try:
+                work()
+            except worker.connection_errors as exc:
+                worker.consumer.failure = exc
+
+        worker.inbox.post(run)
 
     def handle(self, message: Any, answer: Answer) -> bool:
         """Obey one message; `answer` sends a reply. False when the command failed."""
@@ -151,7 +174,7 @@ class Panel:
             value = self._run(command, request.arguments)
         except NoReply:
             return True
-        except Exception as exc:  # noqa: BLE001 - it becomes the answer
+        except (Exception, SystemExit) as exc:  # noqa: BLE001 - it becomes the answer
             self.failed += 1
             logger.warning("control command %s failed: %s", command.name, safe_repr(exc, 500))
             answer(request, {"error": safe_repr(exc)})
@@ -188,10 +211,18 @@ class Panel:
                 raise
             return {"ok": f"{command.name} will be carried out when the worker's loop turns again"}
 
+    def unreadable(self, exc: Exception) -> None:
+        """Something came that could not even be made a message."""
+        self._refuse(UNREADABLE, f"{type(exc).__name__}: {safe_repr(exc, 200)}")
+
     def _refuse(self, reason: str, text: str) -> None:
         self.refused[reason] += 1
         say = logger.warning if self.refused[reason] == 1 else logger.debug
         say("control message refused (%s): %s", reason, text)
+
+
+def _turn() -> None:
+    """That the loop looks at its timers is all that is wanted."""
 
 
 __all__ = ["CommandState", "Distrust", "Panel"]

@@ -21,11 +21,14 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from kombu import Connection, Consumer, Queue
+from kombu.utils.encoding import bytes_to_str
+from kombu.utils.json import loads
 
 from umbel.app.control.mailbox import mailboxes_for
 from umbel.broker.connections import driver, hang_up
 from umbel.broker.mailboxes import Mailboxes
 from umbel.broker.messages import leave_compressed
+from umbel.broker.names import is_locked
 from umbel.broker.replies import publish_reply
 from umbel.wire.control import Request
 
@@ -47,8 +50,12 @@ ECHO_S = 5.0
 class Ear:
     """One channel that hears the queue of this node."""
 
-    def __init__(self, connection: Connection, queue: Queue, on_message: Any) -> None:
+    def __init__(
+        self, connection: Connection, queue: Queue, on_message: Any, on_rubbish: Any
+    ) -> None:
         self.channel = connection.channel()
+        self._exchange = queue.exchange.name
+        self._on_rubbish = on_rubbish
         leave_compressed(self.channel)
         self._consumer = Consumer(
             self.channel, [queue], on_message=on_message, no_ack=True, accept=None
@@ -56,6 +63,7 @@ class Ear:
         self._consumer.consume()
         self._subscribes = queue.name in getattr(self.channel, "active_fanout_queues", ())
         if self._subscribes:
+            self.channel.handlers["LISTEN"] = self._read
             self._subscribe()
 
     def _subscribe(self) -> None:
@@ -68,12 +76,42 @@ class Ear:
             raise ConnectionError(f"the subscription was not confirmed within {ANSWER_S:g} s")
 
     def drain(self) -> None:
-        """Hand on what has come and was not read, where closing would forget it."""
-        if not self._subscribes:
+        """Hand on what was sent to this ear so far, where closing would forget it."""
+        client = self.channel.subclient if self._subscribes else None
+        if client is None or client.connection is None:
             return
-        established = self.channel.subclient.connection
-        while established is not None and established.can_read(timeout=0):
-            self.channel._receive()
+        # All of it comes before the answer to a question.
+        client.connection.send_command("PING", client.HEALTH_CHECK_MESSAGE, check_health=False)
+        client.health_check_response_counter += 1
+        deadline = time.monotonic() + ANSWER_S
+        while client.health_check_response_counter > 0:
+            if time.monotonic() >= deadline:
+                raise ConnectionError("the control subscription does not answer")
+            self._read_one(client)
+
+    def _read(self) -> bool:
+        """Hand on what can be read; a bad word does not keep the next from being heard."""
+        client = self.channel.subclient
+        self._read_one(client)
+        while client.connection is not None and client.connection.can_read(timeout=0):
+            self._read_one(client)
+        return True
+
+    def _read_one(self, client: Any) -> None:
+        try:
+            words = client.parse_response(block=False, timeout=ANSWER_S)
+        except self.channel.connection_errors:
+            self.channel._in_listen = None
+            raise
+        if not words:
+            return
+        heard = self.channel._handle_message(client, words)
+        if bytes_to_str(heard["type"]).endswith("message"):
+            try:
+                message = loads(bytes_to_str(heard["data"]))
+                self.channel._deliver_fanout_message(message, self._exchange)
+            except Exception as exc:  # noqa: BLE001 - nothing that is sent to us ends this
+                self._on_rubbish(exc)
 
     def check(self) -> None:
         """Ask a subscription that may be gone without a word."""
@@ -117,11 +155,12 @@ class Pidbox:
         self._echoes: Counter[tuple[Any, ...]] = Counter()
         self._echoes_until = 0.0
         self._draining = False
+        self._reset_due = False
 
     def start(self, connection: Connection) -> None:
         """Listen on this connection; whatever is published from now on is heard."""
         self._connection = connection
-        self._ear = Ear(connection, self._queue(), self._on_message)
+        self._ear = self._new_ear(connection)
 
     def stop(self, *, lost: bool = False) -> None:
         """Listen no more; a lost connection takes the ear with it."""
@@ -136,7 +175,7 @@ class Pidbox:
             return
         self.resets += 1
         old = self._ear
-        self._ear = Ear(self._connection, self._queue(), self._on_message)
+        self._ear = self._new_ear(self._connection)
         self._echoes.clear()
         self._echoes_until = time.monotonic() + ECHO_S
         self._draining = True
@@ -146,14 +185,25 @@ class Pidbox:
             self._draining = False
             old.make_way()
 
-    def _queue(self) -> Queue:
-        return self.mailboxes.node_queue(self.hostname)
+    def _new_ear(self, connection: Connection) -> Ear:
+        queue = self.mailboxes.node_queue(self.hostname)
+        return Ear(connection, queue, self._on_message, self.panel.unreadable)
 
     def _on_message(self, message: Any) -> None:
         if self._is_echo(message):
             return
         if not self.panel.handle(message, self._answer) and not self._draining:
-            self.reset()
+            self._on_failure()
+
+    def _on_failure(self) -> None:
+        """Change the ear, soon: more messages may come while the broker is waited for."""
+        if not self._reset_due:
+            self._reset_due = True
+            self.panel.soon(self._reset_now)
+
+    def _reset_now(self) -> None:
+        self._reset_due = False
+        self.reset()
 
     def _is_echo(self, message: Any) -> bool:
         """Whether the ear before this one has heard it; only just after a change."""
@@ -190,20 +240,27 @@ class OwnPidbox(Pidbox):
     def __init__(self, app: Umbel, hostname: str, panel: Panel) -> None:
         super().__init__(app, hostname, panel)
         self.reconnects = 0
+        self.locked = False  # the node's queue belongs to another connection
         self._stopping = threading.Event()
-        self._listening = threading.Event()
+        self._tried = threading.Event()  # to listen, with or without success
         self._thread: threading.Thread | None = None
 
     def start(self, connection: Connection) -> None:
-        """Begin; `connection` is the consumer's and is left alone."""
+        """Begin, called on the loop; `connection` is the consumer's and is left alone."""
+        self.panel.carry_over(blind=self._is_blind(connection))
         if self._thread is not None:
             return
         self._stopping.clear()
+        self._tried.clear()
         self._thread = threading.Thread(
             target=self._run, name=f"umbel-control-{self.hostname}", daemon=True
         )
         self._thread.start()
-        self._listening.wait(JOIN_S)
+        self._tried.wait(JOIN_S)
+
+    def _is_blind(self, connection: Connection) -> bool:
+        """Whether the loop waits for the broker alone."""
+        return not connection.transport.implements.asynchronous
 
     def stop(self, *, lost: bool = False) -> None:
         """End, and wait for it, for a while; that the consumer lost its connection is no reason."""
@@ -218,18 +275,23 @@ class OwnPidbox(Pidbox):
         """The loop changes the ear at its next turn."""
         self.resets += 1
 
+    _on_failure = reset
+
     def _run(self) -> None:
         failures = 0
         while not self._stopping.is_set():
             try:
                 with contextlib.closing(_Link(self.app)) as link:
                     super().start(link.connection)
-                    failures = 0
-                    self._listening.set()
+                    failures, self.locked = 0, False
+                    self._tried.set()
                     self._listen(link)
             except Exception as exc:  # noqa: BLE001 - every transport has its own errors
                 failures += 1
                 self.reconnects += 1
+                self.locked = is_locked(exc)
+                if self.locked:
+                    self._tried.set()
                 say = logger.warning if failures == 1 else logger.debug
                 say("control messages can not be received (%s): trying again", exc)
                 self._stopping.wait(_pause_s(failures))
@@ -253,9 +315,19 @@ class OwnPidbox(Pidbox):
 class GreenPidbox(OwnPidbox):
     """For pools of greenlets, where a thread of the patched process is one."""
 
+    def _is_blind(self, connection: Connection) -> bool:
+        return True
+
 
 class ThreadPidbox(OwnPidbox):
     """For the solo pool, whose loop stands still while a task runs."""
+
+
+def pidbox_for(pool: Any) -> type[Pidbox]:
+    """The kind that fits a pool."""
+    if pool.green:
+        return GreenPidbox
+    return ThreadPidbox if pool.inline else Pidbox
 
 
 class _Link:

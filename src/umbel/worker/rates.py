@@ -93,12 +93,12 @@ class RateLimits:
         """Limit a task type, or lift its limit with 0 or None; ValueError for a bad rate."""
         per_s = parse_rate(rate)
         self._known.add(name)
-        self.surplus.wake()
         lane = self.lanes.get(name)
         if lane is None:
             if per_s:
                 self.lanes[name] = Lane(per_s)
             return
+        self.surplus.wake()
         if per_s:
             lane.bucket = Bucket(per_s)
             self._schedule(name, lane)

@@ -30,8 +30,8 @@ logger = logging.getLogger("umbel.rates")
 ROOM_MIN = 16
 SHORT_S, LONG_S = 0.05, 2.0
 LOOK_S = 0.5
-# A task that goes back and comes again costs worker and broker up to half a millisecond each.
-RETURNS_PER_S = 50
+# A task that goes back and comes again costs worker and broker up to a millisecond each.
+RETURNS_PER_S = 25
 # So many tasks of a round are remembered to find its end.
 MARKS_MAX = 1_000
 FOUND_MAX = 100
@@ -208,13 +208,13 @@ class Surplus:
 
     def _return(self) -> None:
         requests, self._requests = list(self._requests.values()), {}
-        self._give_back(requests)
+        if requests:
+            self._give_back(requests)
 
     def _end_round(self, queue: str) -> None:
         one = self.rounds[queue]
         if not one.is_over:
             one.is_over = True
-            self._marks = {task: own for task, own in self._marks.items() if own != queue}
             self._worker.timer.call_after(0, self._rest, (queue,))
 
     def _rest(self, queue: str) -> None:
@@ -222,6 +222,8 @@ class Surplus:
         one, consumer = self.rounds.get(queue), self._worker.consumer
         if one is None or one.timer is not None:
             return
+        # Those that went back since it was over would end the next one too soon.
+        self._marks = {task: own for task, own in self._marks.items() if own != queue}
         one.end(self._clock(), found=self._was_found(queue))
         if consumer.can_rest(queue):
             one.timer = self._worker.timer.call_after(SHORT_S, self._look_at, (queue,))

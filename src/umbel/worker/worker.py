@@ -31,6 +31,7 @@ from umbel.worker.blueprint import Blueprint
 from umbel.worker.consumption import Consumption
 from umbel.worker.errors import BrokerUnreachable
 from umbel.worker.inbox import Inbox
+from umbel.worker.mingling import Mingling
 from umbel.worker.options import Plan, WorkerOptions, plan_for
 from umbel.worker.pools.base import Pool, PoolClosed
 from umbel.worker.prefetch import Prefetch
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from umbel.app.umbel import Umbel
     from umbel.worker.autoscale import Autoscaler
     from umbel.worker.consumer import Consumer
+    from umbel.worker.gossip import Gossip
     from umbel.worker.metrics import Metrics
     from umbel.worker.panel import Panel
     from umbel.worker.statedb import StateDB
@@ -90,6 +92,8 @@ class Worker:
         self.revocations = Revocations(time.time, lock=threading.Lock())
         self.statedb: StateDB | None = None
         self.panel: Panel | None = None
+        self.mingling = Mingling(self)
+        self.gossip: Gossip | None = None
         self.autoscaler: Autoscaler | None = None
         self.memory_samples: deque[float] = deque(maxlen=1_000)
         self.on_ready: list[Callable[[Worker], None]] = []

@@ -19,7 +19,10 @@ from umbel.app.settings_page import page
 from umbel.exceptions import ImproperlyConfigured
 
 # Intended differences: what Celery has as default, and we have not.
-DIFFERENT = {"broker_url": (None, "embedded://")}
+DIFFERENT = {
+    "broker_url": (None, "embedded://"),
+    "broker_connection_max_retries": (100, None),
+}
 # Read by Celery's backends without a declaration.
 UNDECLARED = {
     "override_backends",
@@ -33,6 +36,7 @@ OWN = {
     "control_allow",
     "control_signing",
     "control_signing_key",
+    "election_allow",
     "embedded_directory",
     "event_buffer_max",
     "event_flush_interval",
@@ -41,6 +45,8 @@ OWN = {
     "task_message_max_depth",
     "task_message_max_integer_digits",
     "task_redact_names",
+    "worker_gossip_interval",
+    "worker_gossip_queue_ttl",
     "worker_heartbeat_interval",
     "worker_parked_task_limit",
     "worker_watchdog_timeout",

@@ -66,7 +66,7 @@ def test_every_verb_has_help() -> None:
 
 def test_the_help_documents_the_exit_codes() -> None:
     done = CliRunner().invoke(cli, ["--help"])
-    for code in ("0 ", "1 ", "2 ", "3 ", "130 "):
+    for code in ("0 ", "1 ", "2 ", "3 ", "69 ", "130 "):
         assert f"\n    {code}" in done.output
 
 

@@ -19,7 +19,7 @@ from umbel.cluster.clock import (
 )
 
 NOT_CLOCKS = [
-    *(None, True, False, -1, 1.0, float("nan"), float("inf"), "5", [], {}, object()),
+    *(None, True, False, -1, 1.0, float("nan"), float("inf"), "5", [], {}, Ellipsis),
     *(CLOCK_MAX + 1, 2**63, 10**30),
 ]
 

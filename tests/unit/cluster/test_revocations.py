@@ -183,7 +183,7 @@ def test_an_id_that_can_be_none_is_refused_and_counted(
         ({"customer": "x"}, {}, None),
         ({"customer": "x"}, None, None),
         ({"customer": "x"}, ["customer"], None),
-        ({"customer": "x"}, {"customer": object()}, None),
+        ({"customer": "x"}, {"customer": Ellipsis}, None),
     ],
     ids=repr,
 )  # fmt: skip
@@ -237,7 +237,7 @@ def test_headers_have_a_bound_of_their_own(wall: Wall) -> None:
 
 @pytest.mark.parametrize(
     "bad",
-    [None, "customer", 7, {}, [], ["no pair"], {"": "x"}, {7: "x"}, {"k": None}, {"k": object()},
+    [None, "customer", 7, {}, [], ["no pair"], {"": "x"}, {7: "x"}, {"k": None}, {"k": Ellipsis},
      {"k": float("inf")}, {"k": "x" * 1001}, {"k": "\ud800"}],
 )  # fmt: skip
 def test_headers_that_can_be_none_are_refused_and_counted(

@@ -110,6 +110,19 @@ class Signature(dict[str, Any]):
             return task.apply_async(args, kwargs, **options)
         return self.app.send_task(self.task, args, kwargs, **options)
 
+    def election(self) -> Any:
+        """Have the workers elect one of them, which sends the call, once; the result to wait for.
+
+        Workers without gossip take no part. The id of the task is that of the election.
+        """
+        app = self.app
+        task_id = self.options.get("task_id") or str(uuid.uuid4())
+        action = self.clone()
+        action.options.update(task_id=task_id, reply_to=app.reply_to)
+        app.backend.before_send((task_id,))
+        app.control.election(task_id, "task", dict(action))
+        return app.AsyncResult(task_id)
+
     def apply(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
         """Run the call inline and give an `EagerResult`."""
         args, kwargs, options = self.merged(args, kwargs, options)

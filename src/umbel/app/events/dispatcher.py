@@ -70,6 +70,7 @@ class Dispatcher:
         self._outlet = Outlet(app)
         self._beat_s: float | None = None
         self._beat_at = 0.0
+        self._crowd = 1.0
         self._beat_fields: Callable[[], dict[str, Any]] = dict
         self.on_connected: list[Callable[[], None]] = []
 
@@ -115,10 +116,10 @@ class Dispatcher:
 
     def put(
         self, kind: str, fields: dict[str, Any], clock: int | None = None, *, urgent: bool = False
-    ) -> None:
-        """Stamp an event and put it into the buffer, whatever its group."""
+    ) -> Event | None:
+        """Stamp an event and put it into the buffer, whatever its group; None after the end."""
         if self._closing:
-            return
+            return None
         buffer = self._buffer
         event = self.stamper.make(kind, fields, clock)
         buffer.append(event)
@@ -127,6 +128,7 @@ class Dispatcher:
         # Once told, the thread looks into the buffer before it sleeps again.
         if urgent or not self._told:
             self._wake(urgent)
+        return event
 
     def _drop_oldest(self) -> None:
         with self._changed:
@@ -161,6 +163,16 @@ class Dispatcher:
             self._beat_s, self._beat_fields = interval_s, fields
             self._beat_at = time.monotonic() + interval_s
             self._changed.notify_all()
+
+    def beat_slower(self, times: float) -> None:
+        """Make the interval so many times as long as it was said to be; at least once."""
+        with self._changed:
+            self._crowd = max(1.0, times)
+
+    @property
+    def beat_interval_s(self) -> float | None:
+        """How long it is from one heartbeat to the next; None without any."""
+        return None if self._beat_s is None else self._beat_s * self._crowd
 
     def stop_beating(self) -> None:
         """No more heartbeats."""
@@ -233,6 +245,7 @@ class Dispatcher:
             self._told = False
             if not self._buffer and not self._closing:
                 self._changed.wait(self._idle_s())
+            self._told = True  # nobody has to wake us before we look again
             if self._buffer and not self._urgent and not self._closing:
                 self._changed.wait(self._gather_s)
             self._urgent = False
@@ -252,7 +265,7 @@ class Dispatcher:
         now = time.monotonic()
         if self._beat_s is None or now < self._beat_at:
             return
-        self._beat_at = now + self._beat_s
+        self._beat_at = now + self._beat_s * self._crowd
         self.stamper.utcoffset = hours_west()
         if self.sends("worker"):
             self.put("worker-heartbeat", self._beat_fields())

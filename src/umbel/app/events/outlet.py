@@ -12,6 +12,8 @@ from umbel.wire.events import (
     CONTENT_ENCODING,
     CONTENT_TYPE,
     MULTI_KEY,
+    OWN_EXCHANGE,
+    OWN_TYPES,
     Event,
     encode,
     routing_key,
@@ -25,6 +27,11 @@ def event_exchange(name: str, connection: Connection) -> Exchange:
     """The exchange of events; topics where the broker has them, else to everybody."""
     kind = "fanout" if driver(connection) == "redis" else "topic"
     return Exchange(name, type=kind, durable=True)
+
+
+def exchange_for(kind: str, app: Umbel) -> str:
+    """The name of the exchange of a type: some would hurt Celery's nodes, and go elsewhere."""
+    return OWN_EXCHANGE if kind in OWN_TYPES else str(app.conf.event_exchange)
 
 
 def publish_events(producer: Producer, exchange: Exchange, events: Sequence[Event]) -> None:
@@ -53,7 +60,7 @@ class Outlet:
         self._app = app
         self._connection: Connection | None = None
         self._producer: Producer | None = None
-        self._exchange: Exchange | None = None
+        self._exchanges: dict[str, Exchange] = {}
 
     @property
     def is_open(self) -> bool:
@@ -75,13 +82,20 @@ class Outlet:
         except BaseException:
             hang_up(connection, lost=True)
             raise
-        self._connection, self._exchange = connection, exchange
+        self._connection = connection
+        self._exchanges = {exchange.name: exchange}
 
     def publish(self, events: Sequence[Event]) -> None:
         """Publish; returns when the broker has them."""
         assert self._producer is not None, "open first"
-        assert self._exchange is not None
-        publish_events(self._producer, self._exchange, events)
+        assert self._connection is not None
+        name = exchange_for(events[0]["type"], self._app)
+        exchange = self._exchanges.get(name)
+        if exchange is None:
+            exchange = event_exchange(name, self._connection)
+            exchange(self._producer.channel).declare()
+            self._exchanges[name] = exchange
+        publish_events(self._producer, exchange, events)
 
     def close(self, *, lost: bool = False) -> None:
         """Hang up."""

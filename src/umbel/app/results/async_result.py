@@ -306,9 +306,14 @@ class AsyncResult:
         timeout: float | None = None,
     ) -> Any:
         """Tell every worker not to run the task; with `terminate`, to end it if it runs."""
-        from umbel.app.revoke import revoke
-
-        return revoke(self.app, [self.id], terminate=terminate, signal=signal)
+        return self.app.control.revoke(
+            [self.id],
+            terminate=terminate,
+            signal=signal,
+            connection=connection,
+            reply=wait,
+            timeout=1.0 if timeout is None else timeout,
+        )
 
     # -- as a value --------------------------------------------------------------------
 

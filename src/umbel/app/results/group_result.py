@@ -293,10 +293,15 @@ class GroupResult:
         timeout: float | None = None,
     ) -> Any:
         """Tell every worker not to run the members."""
-        from umbel.app.revoke import revoke
-
         ids = [leaf.id for leaf in self._leaves()]
-        return revoke(self.app, ids, terminate=terminate, signal=signal)
+        return self.app.control.revoke(
+            ids,
+            terminate=terminate,
+            signal=signal,
+            connection=connection,
+            reply=wait,
+            timeout=1.0 if timeout is None else timeout,
+        )
 
     # -- as a value --------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ class DemoWorker:
         self.lines: deque[str] = deque(maxlen=50)
         command = [
             sys.executable, "-m", "umbel", "-A", "umbel.cli.demo.tasks", "worker",
-            "-n", self.name, "-P", pool, "-c", str(concurrency), "-l", "info", "--no-color",
+            "-n", self.name, "-P", pool, "-c", str(concurrency), "-l", "info", "--no-color", "-E",
         ]  # fmt: skip
         self.process = subprocess.Popen(
             command,
@@ -66,6 +66,7 @@ class Cluster:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.workers: list[DemoWorker] = []
+        self._killed: set[str] = set()
 
     def start(self) -> None:
         """Start the workers and wait until all take messages."""
@@ -84,6 +85,19 @@ class Cluster:
         for worker in self.workers:
             worker.join(deadline)
 
+    def kill(self, name: str) -> None:
+        """End a worker without a warning."""
+        for worker in self.workers:
+            if worker.name == name:
+                self._killed.add(name)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(worker.process.pid, signal.SIGKILL)
+
+    def alive(self) -> list[str]:
+        """The names of workers that run."""
+        return [worker.name for worker in self.workers if worker.process.poll() is None]
+
     def dead(self) -> list[str]:
         """The names of workers that ended by themselves."""
-        return [worker.name for worker in self.workers if worker.process.poll() is not None]
+        alive = {*self.alive(), *self._killed}
+        return [worker.name for worker in self.workers if worker.name not in alive]

@@ -19,7 +19,9 @@ def demo(scale: float) -> int:
 
     Starts an embedded broker and three workers with different pools in a temporary directory,
     sends fast, slow, failing, retried and delayed tasks, chains and chords, shows the progress
-    and a table of what ran where, and cleans up. Exits with 1 if any result is wrong.
+    and a table of what ran where. Then the workers elect one of them to do something once, and do
+    so again while the one that would have done it is killed. Exits with 1 if any result is wrong,
+    or anything was done twice.
     """
     from umbel.cli.demo.show import run_demo
 

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from umbel.cli.demo import load
 from umbel.cli.demo.cluster import POOLS, Cluster
+from umbel.cli.demo.elections import hold_elections
 from umbel.cli.demo.score import Score
 
 RESULTS_TIMEOUT_S = 50.0
@@ -38,7 +39,9 @@ def run_demo(scale: float, console: Console) -> int:
             f"three workers ready after {time.monotonic() - began:.1f} s: "
             + ", ".join(worker.name for worker in cluster.workers)
         )
-        return _run_load(app, cluster, scale, console)
+        code = _run_load(app, cluster, scale, console)
+        elected = hold_elections(cluster, console)
+        return code if elected else 1
     finally:
         cluster.stop()
         app.close()

@@ -50,6 +50,12 @@ def unsteady(self: Task, failures: int) -> int:
     return tried
 
 
+@app.task(bind=True)
+def lead(self: Task) -> str:
+    """What a cluster is to do once: tells where it was done."""
+    return str(self.request.hostname)
+
+
 @app.task
 def total(numbers: list[Any]) -> int:
     """The body of a chord."""

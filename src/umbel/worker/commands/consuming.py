@@ -11,6 +11,8 @@ OPTIONS = frozenset(
     {"durable", "auto_delete", "exclusive", "queue_arguments", "max_priority", "message_ttl",
      "expires", "max_length"}
 )  # fmt: skip
+KINDS = ("direct", "topic", "fanout", "headers")
+NAME_BYTES_MAX = 255
 
 
 @command
@@ -23,12 +25,14 @@ def add_consumer(
     **options: Any,
 ) -> dict[str, str]:
     """Consume one more queue."""
-    name = _name(queue)
+    name, kind = _name(queue), exchange_type or "direct"
+    if kind not in KINDS and not str(kind).startswith("x-"):
+        raise ValueError(f"exchange type {kind!r:.200}: give one of {', '.join(KINDS)}")
     chosen = {key: value for key, value in options.items() if key in OPTIONS}
     state.worker.consumption.add(
         name,
         exchange=exchange or name,
-        exchange_type=exchange_type or "direct",
+        exchange_type=kind,
         routing_key=routing_key or name,
         **chosen,
     )
@@ -62,6 +66,6 @@ def resume(state: CommandState, queue: Any = None, **_: Any) -> dict[str, str]:
 
 
 def _name(queue: Any) -> str:
-    if not isinstance(queue, str) or not queue:
-        raise ValueError(f"queue {queue!r}: give the name of a queue")
+    if not isinstance(queue, str) or not 0 < len(queue.encode()) <= NAME_BYTES_MAX:
+        raise ValueError(f"queue {queue!r:.300}: give the name of a queue")
     return queue

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from umbel.app.reporting import report_text
-from umbel.wire.masking import MASK, is_secret
+from umbel.wire.masking import is_secret, masked
 from umbel.worker.commands import views
 from umbel.worker.commands.registry import command
 from umbel.worker.panel import CommandState
@@ -70,12 +70,13 @@ def registered(
     state: CommandState, taskinfoitems: Any = None, builtins: bool = False, **_: Any
 ) -> list[str]:
     """Tasks that this worker knows."""
-    shown = SHOWN_ATTRIBUTES if not taskinfoitems else tuple(map(str, taskinfoitems))
+    wanted = SHOWN_ATTRIBUTES if not taskinfoitems else tuple(map(str, taskinfoitems))
+    shown = [item for item in wanted if not item.startswith("_") and not is_secret(item)]
     names = sorted(name for name in state.app.tasks if builtins or not name.startswith("celery."))
 
     def line(name: str) -> str:
         task = state.app.tasks[name]
-        values = ((item, getattr(task, item, None)) for item in shown if not is_secret(item))
+        values = ((item, getattr(task, item, None)) for item in shown)
         told = [f"{item}={value}" for item, value in values if value is not None]
         return f"{name} [{' '.join(told)}]" if told else name
 
@@ -140,14 +141,12 @@ def broker_info(state: CommandState) -> dict[str, Any]:
     found.setdefault("uri_prefix", connection.uri_prefix)
     if found.get("userid") is None:
         found["userid"] = None
-    return {str(name): _plain(name, value) for name, value in found.items()}
+    return {str(name): _plain(masked(str(name), value)) for name, value in found.items()}
 
 
-def _plain(name: str, value: Any) -> Any:
-    if is_secret(str(name)) and value:
-        return MASK
+def _plain(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(key): _plain(str(key), item) for key, item in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     try:
         json.dumps(value)
     except (TypeError, ValueError):
@@ -165,32 +164,32 @@ def active_queues(state: CommandState, **_: Any) -> list[dict[str, Any]]:
     """The queues that this worker consumes."""
     tasks = state.consumer.tasks
     queues = list(tasks.queues) if tasks is not None else []
-    return [dict(_plain("", queue.as_dict(recurse=True))) for queue in queues]
+    return [dict(_plain(queue.as_dict(recurse=True))) for queue in queues]
 
 
-@command(reads=True)
+@command(reads=True, anywhere=True)
 def queue_lengths(state: CommandState, **_: Any) -> dict[str, int | None]:
     """How many messages wait in each queue of this worker; None where the broker tells nothing."""
     from umbel.broker.lengths import lengths_of
 
-    tasks = state.consumer.tasks
-    connection = state.consumer.connection
-    if tasks is None or connection is None:
-        return {}
-    return lengths_of(connection, list(tasks.queues))
+    # Not on the consumer's connection, which belongs to a loop that may stand still.
+    with state.app.connection() as connection:
+        return lengths_of(connection, list(state.app.queues.consumed.values()))
 
 
-@command(reads=True)
-def hello(
-    state: CommandState, from_node: Any = None, revoked: Any = None, **_: Any
-) -> dict[str, Any] | None:
+@command(reads=True, anywhere=True)
+def hello(state: CommandState, **arguments: Any) -> dict[str, Any] | None:
     """Greet a node that has just started: take over its revocations, tell ours and the clock."""
-    if from_node == state.hostname:
-        return None
-    worker = state.worker
-    if revoked:
-        worker.keep_revoked(worker.revocations.merge_ids(revoked, time.time()))
-    return {"revoked": worker.revocations.ids(), "clock": state.app.clock.forward()}
+    return state.worker.mingling.answer(arguments)
+
+
+@command(reads=True, anywhere=True)
+def elections(state: CommandState, **_: Any) -> dict[str, Any]:
+    """Elections that are open here, and the winners of those that were decided lately."""
+    gossip = state.worker.gossip
+    if gossip is None:
+        raise ValueError("gossip is off here (--without-gossip): no elections")
+    return gossip.view()
 
 
 @command(reads=True, anywhere=True)
@@ -213,7 +212,7 @@ def memdump(state: CommandState, samples: int = 10, **_: Any) -> str:
     return "\n".join([*lines, f"= {now}"])
 
 
-@command(reads=True)
+@command(reads=True, anywhere=True)
 def objgraph(
     state: CommandState,
     num: int = 200,

@@ -30,11 +30,11 @@ def rate_limit(
     return {"ok": "new rate limit set successfully"}
 
 
-@command
+@command(anywhere=True)
 def time_limit(
     state: CommandState, task_name: Any = None, hard: Any = None, soft: Any = None, **_: Any
 ) -> dict[str, str]:
-    """Give the tasks of a type so many seconds; null lifts a limit."""
+    """Give the tasks of a type so many seconds; null or 0 lifts a limit."""
     task = state.app.tasks.get(task_name) if isinstance(task_name, str) else None
     if task is None:
         return {"error": "unknown task"}
@@ -49,7 +49,7 @@ def time_limit(
 
 
 def _seconds(name: str, value: Any) -> float | None:
-    if value is None or value == "":
+    if value is None or value in ("", 0):  # from a command line nothing can only be said as 0
         return None
     try:
         seconds = float(value)

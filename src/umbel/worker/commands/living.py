@@ -8,24 +8,28 @@ from umbel.app.commands import NoReply
 from umbel.worker.commands.registry import command
 from umbel.worker.panel import CommandState
 
-ASKED_FREQ = 5
+NO_EVENTS = "event dispatcher unavailable"
 
 
-@command
+@command(anywhere=True)
 def enable_events(state: CommandState, **_: Any) -> dict[str, str]:
     """Tell what becomes of tasks."""
     events = state.worker.events
-    if events is None or not events.enable_group("task"):
+    if events is None:
+        return {"error": NO_EVENTS}
+    if not events.enable_group("task"):
         return {"ok": "task events already enabled"}
     state.worker.task_events.refresh()
     return {"ok": "task events enabled"}
 
 
-@command
+@command(anywhere=True)
 def disable_events(state: CommandState, **_: Any) -> dict[str, str]:
     """Tell no longer what becomes of tasks."""
     events = state.worker.events
-    if events is None or not events.disable_group("task"):
+    if events is None:
+        return {"error": NO_EVENTS}
+    if not events.disable_group("task"):
         return {"ok": "task events already disabled"}
     state.worker.task_events.refresh()
     return {"ok": "task events disabled"}
@@ -42,7 +46,7 @@ def heartbeat(state: CommandState, **_: Any) -> None:
         worker.events.send("worker-heartbeat", **signs)
 
 
-@command
+@command(anywhere=True)
 def election(
     state: CommandState,
     id: Any = None,  # noqa: A002 - the name on the wire
@@ -51,7 +55,10 @@ def election(
     **_: Any,
 ) -> None:
     """Choose one node that carries the action out."""
-    raise NotImplementedError("elections are not held by this version of Umbel")
+    gossip = state.worker.gossip
+    if gossip is None:
+        raise ValueError("gossip is off here (--without-gossip): this node takes no part")
+    gossip.request(id, topic, action)
 
 
 @command(anywhere=True)

@@ -42,7 +42,8 @@ def autoscale(
     if autoscaler is None:
         raise ValueError("Autoscale not enabled")
     most, least = autoscaler.update(
-        None if max is None else _count(max), None if min is None else _count(min, 0)
+        None if max is None else _count(max),
+        None if min is None else _count(min, 0) or 1,  # one always stays, as Celery's 0 means
     )
     return {"ok": f"autoscale now max={most} min={least}"}
 

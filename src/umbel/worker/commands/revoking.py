@@ -7,18 +7,24 @@ import time
 from collections.abc import Iterable
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from umbel.cluster.revocations import BAD_HEADER
+from umbel.cluster.revocations import BAD_HEADER, Revocations
 from umbel.exceptions import TaskRevokedError
 from umbel.worker.commands.registry import command
 from umbel.worker.panel import CommandState
 from umbel.worker.request import Request
 
+if TYPE_CHECKING:
+    from umbel.worker.worker import Worker
+
+# So often, and so long apart, is a task looked for that may just be beginning.
+BEGINNING_LOOKS, BEGINNING_S = 3, 0.01
 ENDED_ELSEWHERE = frozenset({"PENDING", "RECEIVED", "RETRY", "REJECTED"})
 
 
-@command
+# These may run beside the loop: one that stands still in a task must not begin the next one first.
+@command(anywhere=True)
 def revoke(
     state: CommandState,
     task_id: Any = None,
@@ -36,7 +42,7 @@ def revoke(
     return {"ok": f"terminate: {', '.join(ended) if ended else 'tasks unknown'}"}
 
 
-@command
+@command(anywhere=True)
 def terminate(
     state: CommandState, signal: Any = None, task_id: Any = None, **_: Any
 ) -> dict[str, str]:
@@ -44,7 +50,7 @@ def terminate(
     return revoke(state, task_id, terminate=True, signal=signal)
 
 
-@command
+@command(anywhere=True)
 def revoke_by_stamped_headers(
     state: CommandState, headers: Any = None, terminate: Any = False, signal: Any = None, **_: Any
 ) -> dict[str, str]:
@@ -56,16 +62,19 @@ def revoke_by_stamped_headers(
         raise ValueError(f"headers {headers!r:.200}: give {{name: value}} or ['name=value']")
     worker.keep_revoked(changed)
     _note_held(state)
+    shown = _headers_shown(headers)
     if not terminate:
-        return {"ok": f"headers {headers} flagged as revoked, but not terminated"}
+        return {"ok": f"headers {shown} flagged as revoked, but not terminated"}
+    given = Revocations(time.time)  # not all that are revoked: what runs was left alone before
+    given.revoke_headers(headers, time.time())
 
     def stamped(request: Request) -> bool:
-        return worker.revocations.matching(request.header.stamps) is not None
+        return given.matching(request.header.stamps) is not None
 
     ended = _terminate(state, stamped, number)
     if not ended:
-        return {"ok": f"headers {headers} were not terminated"}
-    return {"ok": f"headers {headers} revoked"}
+        return {"ok": f"headers {shown} were not terminated"}
+    return {"ok": f"headers {shown} revoked"}
 
 
 def signal_number(given: Any) -> int:
@@ -82,15 +91,26 @@ def signal_number(given: Any) -> int:
 
 
 def _ids(given: Any) -> set[str]:
-    ids = {given} if isinstance(given, str) else set(given or ())
-    wrong = [one for one in ids if not isinstance(one, str)]
+    ids = [given] if isinstance(given, str) else given
+    wrong = not isinstance(ids, (list, tuple, set)) or not all(isinstance(one, str) for one in ids)
     if wrong or not ids:
         raise ValueError(f"task_id {given!r:.200}: give the id of a task, or a list of them")
-    return ids
+    return set(ids)
 
 
 def _shown(ids: set[str]) -> str:
     return "{" + ", ".join(repr(one) for one in sorted(ids)) + "}"
+
+
+def _headers_shown(given: Any) -> dict[str, Any]:
+    """`["name=value"]`, as command lines send it, looks like `{"name": "value"}`."""
+    if isinstance(given, dict):
+        return given
+    found: dict[str, Any] = {}
+    for text in given:
+        name, _, value = str(text).partition("=")
+        found.setdefault(name, []).append(value)
+    return {name: values if len(values) > 1 else values[0] for name, values in found.items()}
 
 
 def _revoke(state: CommandState, ids: set[str]) -> None:
@@ -136,6 +156,20 @@ def _unix(moment: datetime | None) -> float | None:
 
 
 def _terminate(state: CommandState, chosen: Any, number: int) -> list[str]:
-    worker = state.worker
-    found = list(worker.tally.reserved.values())
-    return [r.id for r in found if chosen(r) and worker.end(r, number)]
+    found = list(state.worker.tally.reserved.values())
+    return [r.id for r in found if chosen(r) and _end(state.worker, r, number)]
+
+
+def _end(worker: Worker, request: Request, number: int) -> bool:
+    """End a task; False when the pool does not have it: then it is revoked before it gets there."""
+    # The pool knows better than the tally, which hears of a begun task a moment later.
+    if worker.pool.cancel(request.id, number):
+        return True
+    if not worker.inline or request.timer is not None:
+        return False
+    # Beside the loop: it may be between the last look at revocations and its first step.
+    for _ in range(BEGINNING_LOOKS):
+        time.sleep(BEGINNING_S)
+        if worker.pool.cancel(request.id, number):
+            return True
+    return False

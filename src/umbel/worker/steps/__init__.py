@@ -11,9 +11,10 @@ from umbel.worker.steps.control import ControlStep
 from umbel.worker.steps.delayed_delivery import DelayedDeliveryStep
 from umbel.worker.steps.events import EventsStep
 from umbel.worker.steps.evloop import EvloopStep
+from umbel.worker.steps.gossip import GossipStep
 from umbel.worker.steps.heart import HeartStep
 from umbel.worker.steps.hub import HubStep
-from umbel.worker.steps.places import GossipStep, MingleStep
+from umbel.worker.steps.mingle import MingleStep
 from umbel.worker.steps.pool import PoolStep
 from umbel.worker.steps.statedb import StateDBStep
 from umbel.worker.steps.tasks import TasksStep

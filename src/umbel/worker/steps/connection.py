@@ -1,4 +1,4 @@
-"""Connection: the one connection that tasks arrive on."""
+"""Connection: the one connection that tasks arrive on, and the node's name on the broker."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from umbel.broker.connections import hang_up
 from umbel.worker.blueprint import Step
+from umbel.worker.naming import Naming
 
 logger = logging.getLogger("umbel.consumer")
 
@@ -16,6 +17,10 @@ class ConnectionStep(Step):
 
     name = "Connection"
 
+    def create(self, parent: Any) -> None:
+        """What claims the name."""
+        parent.naming = Naming(parent)
+
     def start(self, parent: Any) -> None:
         """Connect, with patience; a worker that is told to stop meanwhile goes no further."""
         parent.connection = parent.connect()
@@ -23,9 +28,12 @@ class ConnectionStep(Step):
             parent.blueprint.stop(parent)
             return
         logger.info("Connected to %s", parent.url)
+        parent.naming.claim()
 
     def stop(self, parent: Any) -> None:
-        """Close; a connection that is broken is let go."""
+        """Close; a connection that is broken is let go, and the name is kept."""
+        if not parent.lost or parent.worker.stop_wanted.is_set():
+            parent.naming.release()
         connection, parent.connection = parent.connection, None
         if connection is not None:
             hang_up(connection, lost=parent.lost)

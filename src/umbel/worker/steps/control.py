@@ -1,18 +1,27 @@
-"""Control: obeys remote control."""
+"""Control: obeys remote control.
+
+On RabbitMQ the queue of a node belongs to one connection. One that is gone without a word keeps it
+until the broker notices; the worker goes on without commands meanwhile, and looks again.
+"""
 
 from __future__ import annotations
 
-import threading
+import logging
 from typing import TYPE_CHECKING, Any
 
+from umbel.broker.names import NodeNameTaken, is_locked
 from umbel.worker.blueprint import Step
 from umbel.worker.commands import BUILTIN
 from umbel.worker.panel import Panel
-from umbel.worker.pidbox import GreenPidbox, Pidbox, ThreadPidbox
+from umbel.worker.pidbox import OwnPidbox, Pidbox, pidbox_for
 
 if TYPE_CHECKING:
     from umbel.app.umbel import Umbel
     from umbel.worker.options import WorkerOptions
+
+logger = logging.getLogger("umbel.control")
+
+LOOK_S = 1.0
 
 
 class ControlStep(Step):
@@ -23,6 +32,7 @@ class ControlStep(Step):
 
     def __init__(self, parent: Any, **options: Any) -> None:
         self.pidbox: Pidbox | None = None
+        self._locked_out = False
 
     @classmethod
     def why_off(cls, app: Umbel, options: WorkerOptions) -> str:
@@ -36,12 +46,14 @@ class ControlStep(Step):
     def start(self, parent: Any) -> None:
         """Listen."""
         worker = parent.worker
+        first = self.pidbox is None
         if self.pidbox is None:
-            kind = _pidbox_for(worker.pool)
+            kind = pidbox_for(worker.pool)
             self.pidbox = kind(parent.app, worker.plan.hostname, worker.panel)
         worker.panel.pidbox = self.pidbox
-        worker.panel.loop_thread = threading.get_ident() if worker.pool.inline else None
-        self.pidbox.start(parent.connection)
+        self._listen(parent)
+        if first and isinstance(self.pidbox, OwnPidbox) and self.pidbox.locked:
+            self._settle(parent, self.pidbox)
 
     def stop(self, parent: Any) -> None:
         """Listen no more, unless only the consumer's connection is gone."""
@@ -49,8 +61,38 @@ class ControlStep(Step):
         if self.pidbox is not None:
             self.pidbox.stop(lost=lost)
 
+    def _listen(self, parent: Any) -> None:
+        assert self.pidbox is not None
+        try:
+            self.pidbox.start(parent.connection)
+        except parent.connection_errors as exc:
+            if not is_locked(exc):
+                raise
+            if not self._locked_out:
+                logger.warning(
+                    "the control queue of %s belongs to another connection: commands are obeyed "
+                    "as soon as the broker has closed it",
+                    parent.worker.plan.hostname,
+                )
+            self._locked_out = True
+            parent.worker.timer.call_after(LOOK_S, self._look_again, (parent, parent.connection))
+        else:
+            self._locked_out = False
 
-def _pidbox_for(pool: Any) -> type[Pidbox]:
-    if pool.green:
-        return GreenPidbox
-    return ThreadPidbox if pool.inline else Pidbox
+    def _look_again(self, parent: Any, connection: Any) -> None:
+        if parent.connection is connection and not parent.worker.stop_wanted.is_set():
+            self._listen(parent)
+
+    @staticmethod
+    def _settle(parent: Any, pidbox: OwnPidbox) -> None:
+        """Two of one name started at a time, and the other one has the queue."""
+        if not parent.naming.sure:
+            return  # it was looked at before, and nobody answered
+        pidbox.stop()  # or it would answer by itself
+        try:
+            parent.naming.claim_again()
+        except NodeNameTaken:
+            if parent.worker.events is not None:
+                parent.worker.events.disable()  # the good-bye would be the other one's
+            raise
+        pidbox.start(parent.connection)

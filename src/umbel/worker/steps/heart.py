@@ -65,11 +65,12 @@ def vital_signs(worker: Worker, interval_s: float) -> dict[str, Any]:
     """What a heartbeat tells of a worker."""
     events = worker.events
     return {
-        "freq": interval_s,
+        "freq": (events.beat_interval_s if events is not None else None) or interval_s,
         "active": len(worker.tally.active),
         "processed": worker.tally.started,
         "loadavg": [round(load, 2) for load in os.getloadavg()],
         "lost": events.lost if events is not None else 0,
+        "revoked": worker.mingling.summary(),
         "task_events": events is not None and events.sends("task"),
         **SOFTWARE,
     }

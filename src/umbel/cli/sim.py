@@ -1,0 +1,200 @@
+"""`umbel sim`: a whole cluster in one process, under faults, checked at every step.
+
+One seed is told line by line; `--seeds` plays many and tells only of those that fail, each with the
+command that plays it once more. The same seed is the same play everywhere.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+import msgspec
+
+from umbel.cli.errors import FAILED, FINE
+from umbel.sim import faults
+from umbel.sim.mutations import MUTATIONS
+from umbel.sim.plays import HONEST, Outcome, Setting, play
+from umbel.sim.runs import Summary, how_to_repeat, run
+
+NODES_MAX = 100
+SECONDS_MAX = 3_600.0
+VIOLATIONS_SHOWN_MAX = 3
+
+
+def _read_faults(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
+    if value is None:
+        return faults.FAULTS
+    names = [name.strip() for name in value.split(",")]
+    if names == ["none"]:
+        return ()
+    for name in names:
+        if name not in faults.ALL:
+            known = ", ".join(faults.ALL)
+            raise click.BadParameter(f"unknown fault {name!r}: choose some of {known}, or none")
+    return tuple(name for name in faults.ALL if name in names)
+
+
+@click.command("sim", context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--seed", type=click.IntRange(min=0), default=1, metavar="N", help="The first seed.")
+@click.option(
+    "--seeds",
+    "count",
+    type=click.IntRange(min=1),
+    metavar="COUNT",
+    help="Play so many, and tell only of those that fail.",
+)
+@click.option(
+    "--nodes",
+    type=click.IntRange(1, NODES_MAX),
+    metavar="N",
+    help="How many nodes there are at first; else the seed chooses.",
+)
+@click.option(
+    "--faults",
+    "kinds",
+    metavar="A,B",
+    callback=_read_faults,
+    help=f"Which faults there may be: {', '.join(faults.FAULTS)} (all of these are the default), "
+    f"{', '.join(faults.UNSAFE)} (not survived by design), or none.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.5, SECONDS_MAX),
+    metavar="S",
+    help="How long faults go on, in virtual time; else the seed chooses.",
+)
+@click.option(
+    "--mutation",
+    type=click.Choice(sorted(MUTATIONS)),
+    help="Take something out of the nodes that the checks must find missing.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def sim(
+    seed: int,
+    count: int | None,
+    nodes: int | None,
+    kinds: tuple[str, ...],
+    seconds: float | None,
+    mutation: str | None,
+    as_json: bool,
+) -> int:
+    """Play a cluster in virtual time, with faults, and check that it does what it promises.
+
+    Exit codes: 0 all checks held, 1 one did not.
+    """
+    parts = HONEST if mutation is None else MUTATIONS[mutation].parts
+    setting = Setting(nodes, kinds, seconds, parts)
+    if count is None:
+        outcome = play(seed, setting, tells=True)
+        (_print_json if as_json else _print_play)(_facts(outcome, setting), outcome)
+        return FAILED if outcome.violations else FINE
+    summary = _play_many(seed, count, setting, shows=not as_json)
+    if as_json:
+        click.echo(_json(_summary_facts(seed, summary, setting)))
+    else:
+        _print_summary(seed, summary)
+    return FAILED if summary.failed else FINE
+
+
+# -- one play ----------------------------------------------------------------------------------
+
+
+def _facts(outcome: Outcome, setting: Setting) -> dict[str, Any]:
+    return {
+        "seed": outcome.seed,
+        **outcome.figures,
+        "hash": f"{outcome.hash:016x}",
+        "violations": [violation._asdict() for violation in outcome.violations],
+        "repeat": how_to_repeat(outcome.seed, setting),
+    }
+
+
+def _print_json(facts: dict[str, Any], outcome: Outcome) -> None:
+    story = [{**line._asdict(), "at_s": round(line.at_s, 6)} for line in outcome.story]
+    click.echo(_json({**facts, "story": story}))
+
+
+def _print_play(facts: dict[str, Any], outcome: Outcome) -> None:
+    told = ", ".join(facts["faults"]) or "none"
+    click.echo(f"seed {outcome.seed}: {facts['broker']}, faults: {told}")
+    for line in outcome.story:
+        bad = line.who == "VIOLATION"
+        text = f"{line.at_s:9.3f}  {line.who:<10}{line.text}"
+        click.echo(click.style(text, fg="red", bold=True) if bad else text)
+    settled = facts["settled_s"]
+    click.echo(
+        f"{facts['nodes']} nodes, {facts['elections']} elections, {facts['actions']} actions, "
+        f"{facts['claims']} claims; {facts['delivered']} messages delivered, {facts['lost']} lost; "
+        + ("never settled" if settled is None else f"settled within {settled:g} s of calm")
+    )
+    click.echo(f"trace {facts['hash']}")
+    for violation in outcome.violations:
+        click.echo(f"VIOLATED {violation}")
+    click.echo(f"{len(outcome.violations)} violations" if outcome.violations else "all checks held")
+
+
+# -- many plays --------------------------------------------------------------------------------
+
+
+def _play_many(seed: int, count: int, setting: Setting, *, shows: bool) -> Summary:
+    def tell(outcome: Outcome) -> None:
+        if outcome.violations:
+            _print_failure(outcome, setting)
+
+    def play_all(advance: Callable[[], Any]) -> Summary:
+        def on_play(outcome: Outcome) -> None:
+            advance()
+            if shows:
+                tell(outcome)
+
+        return run(range(seed, seed + count), setting, on_play=on_play)
+
+    if not shows or not sys.stderr.isatty():
+        return play_all(lambda: None)
+    return _with_progress(count, play_all)
+
+
+def _with_progress(count: int, work: Callable[[Callable[[], Any]], Summary]) -> Summary:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("seeds", total=count)
+        return work(lambda: progress.advance(task))
+
+
+def _print_failure(outcome: Outcome, setting: Setting) -> None:
+    click.echo(f"seed {outcome.seed} fails:")
+    for violation in outcome.violations[:VIOLATIONS_SHOWN_MAX]:
+        click.echo(f"  {violation}")
+    click.echo(f"  repeat it: {how_to_repeat(outcome.seed, setting)}")
+
+
+def _summary_facts(seed: int, summary: Summary, setting: Setting) -> dict[str, Any]:
+    return {
+        "first_seed": seed,
+        "seeds": summary.seeds,
+        "failed": summary.failed,
+        "failures": [_facts(outcome, setting) for outcome in summary.failures],
+        **summary.totals,
+        "nodes_max": summary.nodes_max,
+        "settled_s_max": summary.settled_s_max,
+        "seeds_per_s": round(summary.seeds_per_s, 1),
+    }
+
+
+def _print_summary(seed: int, summary: Summary) -> None:
+    totals = summary.totals
+    click.echo(
+        f"seeds {seed} to {seed + summary.seeds - 1}: {summary.failed} failed; "
+        f"{totals['elections']} elections, {totals['actions']} actions, {totals['claims']} claims; "
+        f"up to {summary.nodes_max} nodes, settled within {summary.settled_s_max:g} s of calm; "
+        f"{summary.seeds_per_s:.0f} seeds per second of processor time"
+    )
+
+
+def _json(facts: dict[str, Any]) -> str:
+    return msgspec.json.encode(facts).decode()

@@ -1,0 +1,28 @@
+"""A whole cluster in one process: virtual time, a broker that misbehaves, and checks.
+
+The nodes are made of the very code that runs in workers (`umbel.cluster`): clock, membership,
+elections, mingle, revocations. What is around them is modelled:
+
+- `world`      time, the order of events, dice, and a hash over everything that happens
+- `brokers`    Redis pub/sub and AMQP queues, each with what it promises and what it does not
+- `registers`  the write-once register that decides elections
+- `nodes`      the wiring of one worker
+- `faults`     what goes wrong, and when it stops
+- `checks`     what must hold at every step, and what must be true again after a time of calm
+- `plays`      one seed: a cluster, some elections and revocations, some faults, then calm
+- `runs`       many seeds
+- `mutations`  versions of a node with one thing taken out, which the checks must find
+
+A *play* is a function of its seed: the same seed gives the same steps and the same hash, on every
+machine and with every hash seed of Python. Nothing sleeps and nothing is random but the dice.
+
+What must hold (see `checks`):
+
+| always                              | after a calm of 9 s at most                              |
+| ----------------------------------- | -------------------------------------------------------- |
+| at most one action per election     | one action per election that a living node has heard of, |
+| all who know a winner know the same |   unless its winner died between claim and action        |
+| a node stands once for an election  |   and no election is open any more                       |
+| clocks grow and stay finite         | everybody knows who is there, and nobody else            |
+| tables stay within their bounds     | everybody has the same revocations                       |
+"""

@@ -1,0 +1,88 @@
+"""Clusters with one thing taken out, to see that the checks find it.
+
+A check that never fails may be one that cannot. Each mutation names the rule that must be found
+broken by it: `umbel sim --mutation no-register --seeds 100`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from umbel.cluster import election
+from umbel.cluster.clock import Clock
+from umbel.cluster.election import Claim, Effect, Elections, Gone, Input
+from umbel.sim import checks
+from umbel.sim.plays import Parts
+from umbel.sim.registers import Register
+
+
+class NoRegister(Register):
+    """Every claim wins."""
+
+    __slots__ = ()
+
+    def _execute(self, claim: Claim, _: Any = None) -> Any:
+        self.records.pop(claim.id, None)
+        return super()._execute(claim)
+
+
+class NoOvertaking(Elections):
+    """Only the lowest in rank ever claims, and the dead keep their rank."""
+
+    def __init__(self, own: election.Candidate, **options: Any) -> None:
+        super().__init__(own, **{**options, "step_s": 1e6})
+
+    def step(self, what: Input, now: float) -> list[Effect]:
+        return [] if isinstance(what, Gone) else super().step(what, now)
+
+
+class NoTombstones(Elections):
+    """A decided election is forgotten at once."""
+
+    def step(self, what: Input, now: float) -> list[Effect]:
+        effects = super().step(what, now)
+        self._tombstones.clear()
+        return effects
+
+
+class SameToken(Elections):
+    """The token is that of the node, whatever election it claims, and tombstones are few."""
+
+    def __init__(self, own: election.Candidate, **options: Any) -> None:
+        super().__init__(own, **{**options, "tombstones_max": 1})
+
+    def step(self, what: Input, now: float) -> list[Effect]:
+        self._opened_count = 0
+        return super().step(what, now)
+
+
+class GullibleClock(Clock):
+    """Whatever it hears is believed."""
+
+    __slots__ = ()
+
+    def accepts(self, other: Any) -> bool:
+        return isinstance(other, int)
+
+
+class Mutation(NamedTuple):
+    """What is different, the rule that must be found broken, and faults that show it soon."""
+
+    parts: Parts
+    rule: str
+    faults: tuple[str, ...] = ()
+
+
+MUTATIONS: Final = {
+    "no-register": Mutation(Parts(register=NoRegister), checks.ONE_ACTION),
+    "no-overtaking": Mutation(Parts(elections=NoOvertaking), checks.CARRIED_OUT, ("crash",)),
+    "no-tombstones": Mutation(Parts(elections=NoTombstones), checks.STANDS_ONCE, ("dup",)),
+    "same-token": Mutation(Parts(elections=SameToken), checks.ONE_ACTION, ("dup",)),
+    "gullible-clock": Mutation(Parts(clock=GullibleClock), checks.CLOCKS_GROW, ("forge",)),
+    # Heartbeats tell nothing of revocations: what a node has missed it never learns.
+    "no-comparing": Mutation(Parts(compares=False), checks.REVOCATIONS, ("loss",)),
+    # Whoever dies after its first `worker-elect`, before its first heartbeat, seems to live on.
+    "no-interval": Mutation(Parts(elect_tells_freq=False), checks.MEMBERSHIP, ("join", "crash")),
+    # A node that has taken over a forged clock is not heard by the others any more.
+    "no-hearing": Mutation(Parts(drops_refused=True), checks.MEMBERSHIP, ("forge", "join", "loss")),
+}

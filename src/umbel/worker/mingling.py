@@ -1,0 +1,213 @@
+"""Mingling: carries out what the mingle machine wants, over remote control.
+
+At the start, and after every lost connection, `run` greets all nodes and returns when all that are
+known have answered and nothing is left to exchange. Later, heartbeats tell whether another node
+knows other revocations than we do; then the two exchange them, on a thread of its own.
+
+All are heard first, so that nobody's clock is missed, then there is one exchange after another with
+those who know something else. What is told of many revocations is packed (`wire.packs`).
+
+How it fails: whoever does not answer is not waited for longer than the machine says. What the
+broker raises goes to the caller; the machine is left to the next tick of gossip.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from umbel.app.control.mailbox import mailboxes_for
+from umbel.broker.census import listeners
+from umbel.cluster import mingle
+from umbel.wire.packs import packed_digest, packed_lives, unpacked_digest, unpacked_lives
+
+if TYPE_CHECKING:
+    from kombu import Connection
+
+    from umbel.worker.worker import Worker
+
+logger = logging.getLogger("umbel.mingle")
+
+LOOK_S = 0.02
+
+
+class Enough(Exception):
+    """There is nothing left to wait for."""
+
+
+class AllHeard(Exception):
+    """Everybody who was expected has answered the greeting."""
+
+
+class Mingling:
+    """One worker's side; the machine is shared by threads under a lock."""
+
+    def __init__(self, worker: Worker, clock: Callable[[], float] = time.monotonic) -> None:
+        self._worker = worker
+        self._clock = clock
+        self._machine = mingle.Mingle(worker.plan.hostname, revocations=worker.revocations)
+        self._lock = threading.Lock()
+        self._greeting = self._exchanging = False
+        self._expected: set[str] | None = None  # to answer a greeting; None: nobody knows
+        self._heard: set[str] = set()
+
+    # -- at the start --------------------------------------------------------------------
+
+    def run(self, connection: Connection) -> mingle.Done | None:
+        """Catch up with the others; None when there was nobody, or the worker is to stop."""
+        app = self._worker.app
+        expected = listeners(connection, mailboxes_for(app))
+        if expected is not None:
+            expected.discard(self._worker.plan.hostname)
+            if not expected:
+                return None
+        self._greeting, self._expected, self._heard = True, expected, set()
+        try:
+            self._settle(self._step(mingle.Begin(expected)))
+            while self._machine.busy and not self._worker.stop_wanted.wait(LOOK_S):
+                self._settle(())
+        except Enough as end:
+            done: mingle.Done = end.args[0]
+            return done
+        finally:
+            self._greeting = False
+        return None
+
+    def _settle(self, effects: Iterable[mingle.Effect]) -> None:
+        """Do all of it, and what follows from it; raises `Enough`."""
+        todo = deque(effects)
+        while not self._worker.stop_wanted.is_set():
+            while todo:
+                todo.extend(self._carry_out(todo.popleft()))
+            todo.extend(self._step(mingle.Tick()))
+            if not todo:
+                return
+
+    def _carry_out(self, effect: mingle.Effect) -> list[mingle.Effect]:
+        """Do one thing; what follows from it."""
+        if isinstance(effect, mingle.Done):
+            raise Enough(effect)
+        if isinstance(effect, mingle.Hello):
+            return self._greet(effect)
+        self._take_over(effect)
+        return []
+
+    def _greet(self, effect: mingle.Hello) -> list[mingle.Effect]:
+        following: list[mingle.Effect] = []
+
+        def on_reply(reply: dict[str, Any]) -> None:
+            for hostname, value in reply.items():
+                following.extend(self._answered(hostname, value))
+            if effect.destination is None and self._all_heard():
+                raise AllHeard
+
+        to: dict[str, Any] = {}
+        if effect.destination is not None:
+            to["destination"] = [effect.destination]
+        timeout_s = mingle.WINDOW_S if effect.destination is None else mingle.EXCHANGE_S
+        with contextlib.suppress(AllHeard):
+            self._worker.app.control.mailbox.call(
+                "hello", _packed(effect.arguments), timeout_s=timeout_s, callback=on_reply, **to
+            )
+        return following
+
+    def _answered(self, hostname: str, value: Any) -> list[mingle.Effect]:
+        self._heard.add(hostname)
+        if isinstance(value, dict):
+            value = _unpacked(value)
+            nodes = value.get("nodes")
+            if isinstance(nodes, list) and len(nodes) <= mingle.PEERS_MAX:
+                self._expect({n for n in nodes if isinstance(n, str)})
+        return self._step(mingle.Answered(hostname, value))
+
+    def _all_heard(self) -> bool:
+        return self._expected is not None and self._expected <= self._heard
+
+    def _expect(self, names: set[str]) -> None:
+        """Somebody who answered knows who is there."""
+        self._expected = names - {self._worker.plan.hostname}
+        with self._lock:
+            self._machine.expect(self._expected)
+
+    def _take_over(self, effect: mingle.Effect) -> None:
+        worker, now = self._worker, time.time()
+        if isinstance(effect, mingle.Witness):
+            worker.app.clock.adjust(effect.clock)
+        elif isinstance(effect, mingle.Merge):
+            worker.keep_revoked(worker.revocations.merge(effect.told, now))
+        elif isinstance(effect, mingle.MergeIds):
+            worker.keep_revoked(worker.revocations.merge_ids(effect.ids, now))
+
+    def _step(self, what: mingle.Input) -> list[mingle.Effect]:
+        with self._lock:
+            return self._machine.step(what, self._clock())
+
+    # -- the other side ------------------------------------------------------------------
+
+    def answer(self, arguments: dict[str, Any]) -> dict[str, Any] | None:
+        """Reply to the `hello` of another node."""
+        worker, own = self._worker, self._worker.plan.hostname
+        found = mingle.answer(own, _unpacked(arguments), worker.revocations, time.time())
+        if found is None:
+            return None
+        worker.keep_revoked(found.changed)
+        reply = {**_packed(found.reply), "clock": worker.app.clock.forward()}
+        nodes = worker.gossip.names() if worker.gossip is not None else []
+        if "digest" in reply and nodes:
+            reply["nodes"] = nodes
+        return reply
+
+    # -- later ---------------------------------------------------------------------------
+
+    def summary(self) -> str:
+        """What heartbeats tell of our revocations."""
+        return mingle.summary_of(self._worker.revocations)
+
+    def compared(self, hostname: str, summary: Any) -> None:
+        """Another node's heartbeat told this of its revocations."""
+        self._step(mingle.Compared(hostname, summary == self.summary()))
+
+    def gone(self, hostname: str) -> None:
+        """Nobody waits for a node that is lost or has left."""
+        self._step(mingle.Gone(hostname))
+
+    def tick(self) -> None:
+        """Exchange with a node that has differed from us for long, on a thread of its own."""
+        if self._exchanging or self._greeting:
+            return
+        effects = self._step(mingle.Tick())
+        if effects:
+            self._exchanging = True
+            thread = threading.Thread(
+                target=self._exchange, args=(effects,), name="umbel-mingle", daemon=True
+            )
+            thread.start()
+
+    def _exchange(self, effects: list[mingle.Effect]) -> None:
+        try:
+            self._settle(effects)
+        except Enough:
+            pass
+        except Exception as exc:  # noqa: BLE001 - the next heartbeat tells whether it is needed
+            logger.warning("revocations could not be exchanged: %s", exc)
+        finally:
+            self._exchanging = False
+
+
+def _packed(fields: dict[str, Any]) -> dict[str, Any]:
+    packed = {"told": packed_lives, "digest": packed_digest}
+    return {name: packed.get(name, _same)(value) for name, value in fields.items()}
+
+
+def _unpacked(fields: dict[str, Any]) -> dict[str, Any]:
+    unpacked = {"told": unpacked_lives, "digest": unpacked_digest}
+    return {name: unpacked.get(name, _same)(value) for name, value in fields.items()}
+
+
+def _same(value: Any) -> Any:
+    return value

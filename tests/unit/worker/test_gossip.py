@@ -1,0 +1,485 @@
+"""Gossip: who is there, told once; elections fed with what was heard; nothing harmful gets in."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.servers import wait_until
+from tests.unit.worker.parts import Message, idle_worker
+from umbel import Umbel
+from umbel.app.events.dispatcher import Dispatcher
+from umbel.cluster.clock import FIRST_MAX
+from umbel.cluster.membership import STALL_S
+from umbel.worker import gossip as gossiping
+from umbel.worker.electing import NotForElection
+from umbel.worker.gossip import NODES_FULL, Gossip
+from umbel.worker.mingling import Mingling
+
+OWN = "unit@test"
+INTERVAL_S = 2.0
+ACTION = {"task": "known", "args": [1], "kwargs": {}, "options": {}}
+_exchanges = itertools.count(1)
+
+
+class Time:
+    """Moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Node:
+    """Gossip without its thread: a test hands it what it hears, and lets time pass."""
+
+    def __init__(self, **settings: Any) -> None:
+        chosen = {
+            "broker_url": "memory://", "result_backend": "disabled://",
+            "event_exchange": f"celeryev-unit-{next(_exchanges)}",  # memory is shared by all tests
+            **settings,
+        }  # fmt: skip
+        self.app = Umbel("node", set_as_current=False, **chosen)
+        self.app.task(name="known")(lambda x=0: x)
+        self.worker = idle_worker(self.app)
+        self.worker.events = self.events = Dispatcher(self.app, OWN, groups={"worker"})
+        self.time = Time()
+        self.gossip = Gossip(self.worker, self.time)
+        self.gossip.take_part()
+        self.gossip._inlet._listener = object()  # type: ignore[assignment] # as if it listened
+        self.seen: list[tuple[str, str]] = []
+        for name in ("join", "leave", "lost"):
+            callbacks: set[Any] = getattr(self.gossip.on, f"node_{name}")
+            callbacks.add(lambda node, word=name: self.seen.append((word, node.hostname)))
+        self._seq = itertools.count(1)
+
+    def hear(self, kind: str, hostname: str = "peer@test", **fields: Any) -> None:
+        event = {
+            "type": kind, "hostname": hostname, "timestamp": time.time(), "pid": 7,
+            "clock": next(self._seq), "utcoffset": 0, **fields,
+        }  # fmt: skip
+        self.hear_raw(json.dumps(event))
+
+    def beat(self, hostname: str = "peer@test", **fields: Any) -> None:
+        self.hear("worker-heartbeat", hostname, **{"freq": INTERVAL_S, "inc": 1, **fields})
+
+    def elect(self, id_: str, hostname: str = "peer@test", **fields: Any) -> None:
+        chosen = {"id": id_, "topic": "task", "action": ACTION, "cver": 2, "inc": 1, **fields}
+        self.hear("worker-elect", hostname, **chosen)
+
+    def hear_raw(self, body: Any, **fields: Any) -> None:
+        self.gossip._on_message(Message(body=body, **fields))
+
+    def pass_time(self, seconds: float, *, beating: str = "", step_s: float = 0.25) -> None:
+        """Turns of the thread; one node may go on beating."""
+        for number in range(int(seconds / step_s)):
+            self.time.now += step_s
+            if beating and number % int(INTERVAL_S / step_s) == 0:
+                self.beat(beating)
+            self.gossip.turn()
+
+    def sent(self, kind: str) -> list[dict[str, Any]]:
+        """What waits to be published, or was: nobody empties this buffer but a test."""
+        return [event for event in self.events._buffer if event["type"] == kind]
+
+    def close(self) -> None:
+        self.gossip._inlet._listener = None
+        self.gossip.stop()
+        self.app.close()
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Node]]:
+    made: list[Node] = []
+    # What is sent stays where a test can see it.
+    monkeypatch.setattr(Dispatcher, "start", lambda self: None)
+
+    def make(**settings: Any) -> Node:
+        made.append(Node(**settings))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+# -- who is there ----------------------------------------------------------------------------
+
+
+def test_a_node_joins_once_per_life_and_goes_once(node: Callable[..., Node]) -> None:
+    one = node()
+    for kind in ("worker-online", "worker-online", "worker-heartbeat"):
+        one.hear(kind, freq=INTERVAL_S, inc=1)
+    assert one.seen == [("join", "peer@test")]
+    one.hear("worker-offline", inc=1)
+    one.beat(inc=1)  # it was on its way
+    one.hear("worker-online", inc=2)
+    assert one.seen == [("join", "peer@test"), ("leave", "peer@test"), ("join", "peer@test")]
+
+
+def test_a_silent_node_is_lost_after_two_heartbeats_and_joins_when_it_is_back(
+    node: Callable[..., Node],
+) -> None:
+    one = node(worker_gossip_interval=0.5)
+    one.beat()
+    one.pass_time(2 * INTERVAL_S - 0.5)
+    assert one.seen == [("join", "peer@test")]
+    one.pass_time(1.5)
+    assert one.seen[1:] == [("lost", "peer@test")]
+    one.beat()
+    assert one.seen[2:] == [("join", "peer@test")]
+
+
+@pytest.mark.parametrize("interval_s", [0.5, 5.0, 20.0])
+def test_losses_are_looked_for_as_often_as_the_setting_says(
+    node: Callable[..., Node], interval_s: float
+) -> None:
+    one = node(worker_gossip_interval=interval_s)
+    one.pass_time(interval_s + 0.5, beating="peer@test")
+    one.beat("silent@test")
+    ages = []
+    for _ in range(400):
+        one.pass_time(0.25)
+        ages.append(one.time.now)
+        if ("lost", "silent@test") in one.seen:
+            break
+    assert ("lost", "silent@test") in one.seen
+    assert ages[-1] - ages[0] <= 2 * INTERVAL_S + interval_s + 0.5
+
+
+def test_who_was_held_up_accuses_nobody_before_it_has_read_what_came(
+    node: Callable[..., Node],
+) -> None:
+    one = node(worker_gossip_interval=0.5)
+    one.beat()
+    one.pass_time(1)
+    one.time.now += 60  # the process was stopped
+    one.gossip.turn()
+    one.beat()
+    one.pass_time(2)
+    assert one.seen == [("join", "peer@test")]
+    one.pass_time(STALL_S + 2 * INTERVAL_S + 2)
+    assert one.seen[1:] == [("lost", "peer@test")], "in earnest"
+
+
+def test_who_is_not_connected_accuses_nobody(node: Callable[..., Node]) -> None:
+    one = node(worker_gossip_interval=0.5)
+    one.beat()
+    listener, one.gossip._inlet._listener = one.gossip._inlet._listener, None
+    one.pass_time(60)
+    assert one.seen == [("join", "peer@test")]
+    one.gossip._inlet._listener = listener
+    one.beat()
+    one.pass_time(10, beating="peer@test")
+    assert one.seen == [("join", "peer@test")]
+
+
+def test_a_callback_that_fails_is_contained_and_the_others_are_told(
+    node: Callable[..., Node], caplog: pytest.LogCaptureFixture
+) -> None:
+    one = node()
+
+    def fail(peer: Any) -> None:
+        raise SystemExit("on purpose") if peer.hostname == "a@test" else ValueError("on purpose")
+
+    one.gossip.on.node_join.add(fail)
+    one.beat("a@test")
+    one.beat("b@test")
+    assert one.seen == [("join", "a@test"), ("join", "b@test")]
+    assert caplog.text.count("a callback about nodes failed") == 2
+
+
+def test_its_own_events_move_the_clock_and_are_not_another_node(node: Callable[..., Node]) -> None:
+    one = node()
+    before = one.app.clock.value
+    one.beat(OWN, clock=before + 10_000)
+    assert one.app.clock.value == before + 1
+    assert one.seen == []
+    assert len(one.gossip.membership) == 0
+
+
+def test_every_clock_that_is_heard_is_witnessed(node: Callable[..., Node]) -> None:
+    one = node()
+    for kind in ("worker-heartbeat", "worker-elect-ack", "worker-anything"):
+        clock = one.app.clock.value + 100
+        one.hear(kind, clock=clock, id="x")
+        assert one.app.clock.value == clock + 1
+    one.elect("one", clock=one.app.clock.value + 100)
+    assert one.app.clock.value >= 400
+    before = one.app.clock.value
+    one.hear("worker-heartbeat", clock=None)
+    assert one.app.clock.value == before + 1, "one without a clock moves it too"
+
+
+@pytest.mark.parametrize(
+    "clock", [-1, 2**53, 10**30, "7", 1.5, True, [], {}, FIRST_MAX + 10**9, 2**53 - 1]
+)
+def test_a_forged_clock_is_counted_and_moves_nothing(node: Callable[..., Node], clock: Any) -> None:
+    one = node()
+    one.beat("real@test", clock=50)
+    before = one.app.clock.value
+    one.hear("worker-heartbeat", "forged@test", clock=clock, inc=1)
+    one.elect("forged", "forged@test", clock=clock)
+    assert one.app.clock.value == before
+    assert one.seen == [("join", "real@test")]
+    assert sum(one.gossip.counts.values()) == 2
+    assert one.sent("worker-elect") == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"\xff\xfe", "[]]", "7", "null", '"worker-online"', '{"type": "worker-online"}',
+     "[[[]]]", "{}", json.dumps({"type": "worker-online", "hostname": 7, "timestamp": 1})],
+)  # fmt: skip
+def test_what_can_not_be_read_is_counted(node: Callable[..., Node], body: Any) -> None:
+    one = node()
+    one.hear_raw(body)
+    assert sum(one.gossip.counts.values()) == 1
+    assert one.seen == []
+    one.hear_raw(body, content_type="application/x-python-serialize", content_encoding="binary")
+    one.hear_raw(body, headers=7, content_type=7)
+    assert sum(one.gossip.counts.values()) == 3
+    one.gossip._on_rubbish(ValueError("no message at all"))
+    assert one.gossip.counts["unreadable"] == 1
+
+
+def test_events_of_tasks_and_of_others_are_none_of_its_business(node: Callable[..., Node]) -> None:
+    one = node()
+    before = one.app.clock.value
+    one.hear("task-sent", uuid="a", clock=before + 500)
+    one.hear("flower-started")
+    assert one.app.clock.value == before
+    assert one.seen == []
+    assert not one.gossip.counts
+
+
+# -- how often -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("others", "times"), [(1, 1), (49, 1), (99, 2), (499, 10)])
+def test_above_fifty_nodes_each_beats_more_slowly_in_proportion(
+    node: Callable[..., Node], others: int, times: float
+) -> None:
+    one = node(worker_gossip_interval=0.5)
+    one.events.beat(INTERVAL_S, dict)
+    for number in range(others):
+        one.beat(f"n{number}@test", freq=60)
+    one.pass_time(1)
+    assert one.events.beat_interval_s == pytest.approx(INTERVAL_S * times, rel=0.03)
+    per_second = (others + 1) / (one.events.beat_interval_s or 1)
+    assert per_second <= NODES_FULL / INTERVAL_S
+    for number in range(others):
+        one.hear("worker-offline", f"n{number}@test", inc=1)
+    one.pass_time(1)
+    assert one.events.beat_interval_s == INTERVAL_S, "when they are gone it is as before"
+
+
+# -- elections -------------------------------------------------------------------------------
+
+
+def test_an_election_is_stood_for_claimed_and_told(node: Callable[..., Node]) -> None:
+    one = node()
+    one.gossip.request("one", "task", ACTION)
+    (event,) = one.sent("worker-elect")
+    assert {name: event[name] for name in ("id", "topic", "action", "cver")} == {
+        "id": "one", "topic": "task", "action": ACTION, "cver": 2
+    }  # fmt: skip
+    assert (event["hostname"], event["inc"]) == (OWN, one.events.stamper.inc)
+    one.gossip.request("one", "task", ACTION)
+    one.pass_time(1)
+    assert one.gossip.view()["decided"]["one"]["winner"] == OWN
+    (told,) = one.sent("worker-elected")
+    assert (told["id"], told["winner"]) == ("one", OWN)
+    one.gossip.request("one", "task", ACTION)
+    one.elect("one")
+    one.pass_time(1)
+    assert len(one.sent("worker-elect")) == 1, "what is decided is not opened again"
+
+
+def test_hearing_a_candidate_is_as_good_as_hearing_the_request(node: Callable[..., Node]) -> None:
+    one = node()
+    one.elect("one")
+    assert [event["id"] for event in one.sent("worker-elect")] == ["one"]
+    assert one.gossip.view()["open"]["one"]["candidates"] == ["peer@test", OWN]
+    one.pass_time(1)
+    assert "one" in one.gossip.view()["open"], "the other one ranks first"
+    one.hear("worker-offline", inc=1)
+    one.pass_time(0.5)
+    assert one.gossip.view()["decided"]["one"]["winner"] == OWN, "who left is not waited for"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"topic": "nobody-knows"}, {"action": None}, {"action": [1]}, {"action": {"task": 7}},
+        {"action": {"task": "forbidden"}}, {"action": {"task": "known", "args": [1, 2, 3]}},
+        {"action": {"task": "known", "options": {"countdown": []}}}, {"topic": None}, {"id": ""},
+        {"id": 7}, {"id": "x" * 300}, {"cver": 0}, {"cver": "2"}, {"cver": None}, {"pid": None},
+        {"topic": "t" * 300}, {"id": ["one"]}, {"action": {"task": "known", "subtask_type": "group",
+                                                          "kwargs": {"tasks": []}}},
+    ],
+)  # fmt: skip
+def test_a_candidacy_that_makes_no_sense_here_is_counted_and_opens_nothing(
+    node: Callable[..., Node], fields: dict[str, Any]
+) -> None:
+    one = node(election_allow=["known"])
+    one.elect("one", **fields)
+    view = one.gossip.view()
+    assert view["open"] == {}
+    assert sum(view["refused"].values()) == 1
+    assert one.sent("worker-elect") == []
+    one.gossip.request("next", "task", ACTION)
+    one.pass_time(1)
+    assert one.gossip.view()["decided"]["next"]["winner"] == OWN
+
+
+def test_a_hundred_thousand_ids_take_no_more_memory_than_a_thousand(
+    node: Callable[..., Node],
+) -> None:
+    one = node()
+    for number in range(3_000):
+        one.elect(f"id-{number}", action={"task": f"task-{number}"})
+    sizes = one.gossip.elections.sizes() if one.gossip.elections is not None else {}
+    assert sizes["ids"] <= 1_000
+    assert one.gossip.view()["counts"]["too-many"] >= 2_000
+    for number in range(5_000):
+        one.elect(f"bad-{number}", topic="nobody-knows")
+    assert one.gossip.view()["refused"]["not-for-election"] == 5_000
+
+
+def test_a_node_that_does_not_stand_says_so_only_to_spare_a_celery_worker(
+    node: Callable[..., Node],
+) -> None:
+    one = node(election_allow=[])
+    with pytest.raises(NotForElection, match="election_allow"):
+        one.gossip.request("alone", "task", ACTION)
+    assert one.sent("worker-elect") == [], "among our own kind nobody needs it"
+    one.hear("worker-heartbeat", "celery@test", freq=2.0, sw_ident="py-celery")
+    for _ in range(2):
+        with pytest.raises(NotForElection):
+            one.gossip.request("asked", "task", ACTION)
+    one.elect("heard", "celery@test", cver=1)
+    one.elect("echo", "peer@test", cver=2)
+    stood = one.sent("worker-elect")
+    assert [event["id"] for event in stood] == ["asked", "heard"]
+    assert all(event["clock"] > one.app.clock.value for event in stood), "behind all others"
+    assert one.gossip.view()["open"] == {}
+    one.hear("worker-offline", "celery@test")
+    with pytest.raises(NotForElection):
+        one.gossip.request("afterwards", "task", ACTION)
+    assert len(one.sent("worker-elect")) == 2
+
+
+def test_claims_that_take_long_are_made_one_by_one_and_listening_goes_on(
+    node: Callable[..., Node],
+) -> None:
+    one = node()
+    asked: list[str] = []
+    real = one.gossip.carrier.claim
+
+    def slow(effect: Any) -> Any:
+        asked.append(effect.id)
+        one.time.now += 0.4
+        return real(effect)
+
+    one.gossip.carrier.claim = slow  # type: ignore[method-assign]
+    for number in range(20):
+        one.gossip.request(f"id-{number}", "task", ACTION)
+    one.time.now += 0.6
+    one.gossip.turn()
+    assert 0 < len(asked) <= 3, "then it listens again"
+    while len(one.gossip.view()["open"]):
+        one.gossip.turn()
+    assert sorted(asked) == sorted(f"id-{number}" for number in range(20)), "each once"
+
+
+def test_without_gossip_on_the_transport_there_is_a_clear_answer(node: Callable[..., Node]) -> None:
+    one = node()
+    one.gossip.elections = None
+    for ask in (lambda: one.gossip.request("one", "task", ACTION), one.gossip.view):
+        with pytest.raises(NotForElection, match="takes no part in elections"):
+            ask()
+    one.elect("one")
+    one.pass_time(1)
+    assert one.gossip.names() == [], "it can not tell who is there"
+
+
+# -- the thread ------------------------------------------------------------------------------
+
+
+def real(app: Umbel) -> Gossip:
+    worker = idle_worker(app)
+    worker.events = Dispatcher(app, OWN, groups={"worker"})
+    worker.gossip = Gossip(worker)
+    return worker.gossip
+
+
+def test_it_starts_hears_tells_who_is_there_and_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gossiping, "SETTLE_S", 0.2)
+    exchange = f"celeryev-unit-{next(_exchanges)}"
+    app = Umbel(
+        "a", broker="memory://", backend="disabled://", event_exchange=exchange,
+        set_as_current=False,
+    )  # fmt: skip
+    gossip = real(app)
+    peer = Dispatcher(app, "peer@test")
+    try:
+        gossip.start()
+        gossip.start()
+        assert gossip.names() == [], "too early to know"
+        peer.send("worker-online", freq=2.0)
+        wait_until(lambda: gossip.names() == [OWN, "peer@test"], what="the other one")
+        gossip.request("one", "task", {"task": "t"})
+        wait_until(lambda: "one" in gossip.view()["decided"], what="a decision")
+        thread = gossip._thread
+        gossip.stop()
+        gossip.stop()
+        assert thread is not None
+        assert not thread.is_alive()
+    finally:
+        peer.close()
+        gossip._worker.events.close()  # type: ignore[union-attr]
+        app.close()
+
+
+def test_settings_that_exclude_each_other_end_it_with_one_line(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gossiping, "JOIN_S", 0.5)
+    caplog.set_level(logging.ERROR)
+    app = Umbel(
+        "a", broker="memory://", backend="disabled://", set_as_current=False,
+        event_queue_durable=True, event_queue_exclusive=True,
+    )  # fmt: skip
+    gossip = real(app)
+    try:
+        gossip.start()
+        assert caplog.text.count("no gossip and no elections") == 1
+        with pytest.raises(NotForElection):
+            gossip.request("one", "task", ACTION)
+    finally:
+        gossip.stop()
+        app.close()
+
+
+def test_summaries_of_heartbeats_are_compared_and_who_differs_is_asked(
+    node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = node()
+    compared: list[tuple[str, Any]] = []
+    monkeypatch.setattr(
+        Mingling, "compared", lambda self, name, summary: compared.append((name, summary))
+    )
+    one.beat(revoked="abc")
+    one.beat(revoked=[7])
+    one.beat("celery@test")
+    one.beat(OWN, revoked="abc")
+    assert compared == [("peer@test", "abc"), ("peer@test", [7])]
