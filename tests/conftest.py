@@ -41,6 +41,7 @@ QUIET = {
 }
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Say what has to stay together when several processes run the tests.
 

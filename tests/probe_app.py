@@ -290,3 +290,20 @@ def threads_alive() -> int:
 @app.task
 def send_child(number: int) -> str:
     return str(add.delay(number, 1).id)
+
+
+@app.election_handler("note")
+def note_elected(token: str) -> None:
+    begin(token)
+
+
+@app.election_handler("fail")
+def fail_elected(token: str) -> None:
+    begin(token)
+    raise SystemExit("on purpose")
+
+
+@app.election_handler("wait")
+def wait_elected(token: str) -> None:
+    begin(token)
+    notes().blpop([f"gate:{token}"], GATE_S)

@@ -10,7 +10,7 @@ import re
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Self
 
 import psutil
 import pytest
@@ -56,7 +56,7 @@ class CeleryMonitor:
         tasks = list(self.state.tasks.values())
         return sum(1 for task in tasks if task.state == "SUCCESS")
 
-    def __enter__(self) -> CeleryMonitor:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -103,8 +103,7 @@ def watched(site: Site) -> Iterator[tuple[Ears, State, CeleryMonitor]]:
 
 def run(site: Site, workers: list[WorkerProcess], ears: Ears, cut: Cut) -> None:
     """Send the tasks, cut connections on the way, and wait until all is told."""
-    for name in SETTINGS:
-        setattr(site.app.conf, name, SETTINGS[name])
+    site.app.conf.update(SETTINGS)
     share = PARENTS // (BREAKS + 1)
     for part in range(BREAKS + 1):
         numbers = range(part * share, (part + 1) * share)
@@ -183,9 +182,11 @@ def check_tables(ears: Ears, state: State, monitor: CeleryMonitor) -> None:
     for uuid, other in theirs.items():
         own = state.tasks[uuid]
         names = SAME if deliveries[uuid] == 1 else ("state", "name")
-        for name in names:
-            if getattr(own, name) != getattr(other, name):
-                different.append((uuid, name, getattr(own, name), getattr(other, name)))
+        different += [
+            (uuid, name, getattr(own, name), getattr(other, name))
+            for name in names
+            if getattr(own, name) != getattr(other, name)
+        ]
         if deliveries[uuid] == 1 and own.worker != other.worker.hostname:
             different.append((uuid, "worker", own.worker, other.worker.hostname))
     assert different == []

@@ -84,7 +84,7 @@ class Consumer:
                 self._on_lost(exc)
             finally:
                 worker.ready_now = False
-                self.blueprint.stop(self)
+                self.blueprint.stop(self, terminate=worker.cold)
                 self.returns.close()
             if self.lost:
                 self._damp(time.monotonic() - began)

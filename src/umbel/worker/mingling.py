@@ -152,6 +152,9 @@ class Mingling:
     def answer(self, arguments: dict[str, Any]) -> dict[str, Any] | None:
         """Reply to the `hello` of another node."""
         worker, own = self._worker, self._worker.plan.hostname
+        if worker.panel is not None and not worker.panel.may("revoke"):
+            # Who may not revoke here may not do so by a greeting either.
+            arguments = {**arguments, "revoked": [], "told": None}
         found = mingle.answer(own, _unpacked(arguments), worker.revocations, time.time())
         if found is None:
             return None

@@ -36,7 +36,7 @@ EXPIRED_GRACE_S = 5.0
 # A command that has to wait for the loop does so for less than a client waits for its answer.
 LOOP_PATIENCE_S = 0.7
 # So often does a loop turn that sees its inbox only between two waits for the broker.
-TURN_S = 0.1
+TURN_S = 0.3
 
 EXPIRED, DENIED, UNKNOWN = "expired", "denied", "unknown-command"
 UNREADABLE = "unreadable"
@@ -181,6 +181,11 @@ class Panel:
             return False
         answer(request, value)
         return True
+
+    def may(self, name: str) -> bool:
+        """Whether a command of this name is there and allowed."""
+        command = self._commands.get(name)
+        return command is not None and self.allows(command)
 
     def allows(self, command: Command) -> bool:
         """Whether the settings let this worker obey the command."""

@@ -225,9 +225,7 @@ def test_a_wait_counts_from_the_brokers_stamp_where_there_is_one(worker: Worker)
     assert waited(worker, 2.0, message) == {"sent": pytest.approx(62.0, abs=0.5)}
 
 
-@pytest.mark.parametrize(
-    "stamp", [0, -1, 2**63, 10**400, True, "1", None, "tomorrow"]
-)
+@pytest.mark.parametrize("stamp", [0, -1, 2**63, 10**400, True, "1", None, "tomorrow"])
 def test_a_stamp_that_can_not_be_right_does_not_count(worker: Worker, stamp: Any) -> None:
     if stamp == "tomorrow":
         stamp = int(time.time() * 1e3) + 10**7

@@ -245,7 +245,7 @@ class Control:
     def pause(
         self, queue: str, destination: Sequence[str] | None = None, **options: Any
     ) -> Replies:
-        """Have nobody take messages from a queue until `resume`, workers that join included."""
+        """Have nobody take messages from a queue until `resume`; who joins later is not told."""
         return self.broadcast("pause", {"queue": queue}, destination, **options)
 
     def resume(

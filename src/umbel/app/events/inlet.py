@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING
 
 from kombu import Connection, Exchange, Producer, Queue
 
+from umbel.app.control.mailbox import signing_key
 from umbel.app.events.outlet import event_exchange
 from umbel.broker.connections import hang_up
 from umbel.broker.listening import Listener, OnMessage, OnRubbish
 from umbel.exceptions import ImproperlyConfigured
+from umbel.wire.control import Request, write_request
+from umbel.wire.signing import sign
 
 if TYPE_CHECKING:
     from umbel.app.umbel import Umbel
@@ -119,18 +122,23 @@ class Inlet:
             return False
         name = f"{self._app.conf.control_exchange}.pidbox"
         exchange = Exchange(name, type="fanout", durable=False)
-        command = {"method": "heartbeat", "arguments": {}}
-        addressees = {"destination": None, "pattern": None, "matcher": None}
+        expires = time.time() + WAKEUP_LIFE_S
+        written = write_request(Request(method="heartbeat", clock=1, expires=expires))
         try:
+            key, headers = signing_key(self._app), written.headers
+            if key is not None:
+                nonce = uuid.uuid4().hex
+                headers = sign(written.body, headers, key, time.time(), nonce, exchange=name)
             # On a channel of its own: a broker that refuses this closes the channel.
             with contextlib.closing(self._listener.connection.channel()) as channel:
                 Producer(channel, auto_declare=False).publish(
-                    {**command, **addressees},
+                    written.body,
                     exchange=exchange,
                     routing_key="",
                     declare=[exchange],
-                    headers={"clock": 1, "expires": time.time() + WAKEUP_LIFE_S},
-                    serializer="json",
+                    headers=headers,
+                    content_type=written.content_type,
+                    content_encoding=written.content_encoding,
                     delivery_mode=2,
                 )
         except Exception as exc:  # noqa: BLE001 - they will beat anyway
