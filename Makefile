@@ -20,8 +20,9 @@ test: setup lint  ## check everything: lint, types, layers, tests (PYTEST_ARGS="
 	@$(BIN)/python -m pytest -q -m quiet $(PYTEST_ARGS) || [ $$? -eq 5 ]  # 5: none was chosen
 	@$(BIN)/python -m pytest -n 4 --dist loadgroup -m "not quiet" $(PYTEST_ARGS)
 
-soak: setup  ## play 100,000 simulated clusters under faults (SOAK_ARGS="--nodes 9")
+soak: setup  ## 100,000 simulated clusters under faults (SOAK_ARGS="--nodes 9"), 10,000 elections of real ones
 	@$(BIN)/umbel sim --seeds 100000 $(SOAK_ARGS)
+	@UMBEL_ELECTIONS=500 $(BIN)/python -m pytest tests/integration/test_elections.py
 
 bench: setup  ## measure the cost of a task over the raw transport
 	@$(BIN)/python benchmarks/overhead.py

@@ -41,22 +41,20 @@ QUIET = {
 }
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Say what has to stay together when several processes run the tests.
-
-    A file does, because it may share what is slow to start, but for its brokers, which are apart
-    anyway; so does a line of the interoperability tests.
-    """
     for item in items:
-        given = getattr(item, "callspec", None)
-        line = given.params.get("line") if given is not None else None
-        kinds = given.id.split("-") if given is not None else []
-        broker = next((kind for kind in kinds if kind in ("redis", "amqp")), "")
-        group = f"line {line}" if line is not None else f"{item.path.name} {broker}"
-        item.add_marker(pytest.mark.xdist_group(group))
         if getattr(item, "originalname", item.name) in QUIET:
             item.add_marker(pytest.mark.quiet)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Deal out groups of tests to several processes (tests/groups.py)."""
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from tests.groups import Groups
+
+    return Groups(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,10 +9,8 @@ import json
 import os
 import random
 import signal
-import sys
 import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +27,10 @@ from umbel.broker.registers import register_for
 from umbel.cluster.election import node_of
 from umbel.wire.events import OWN_EXCHANGE
 
+# Taken out of the environment: what begins so is a setting for everybody else.
 FULL = "UMBEL_ELECTIONS" in os.environ
-ELECTIONS = int(os.environ.get("UMBEL_ELECTIONS", "10"))
-SEED = int(os.environ.get("UMBEL_ELECTIONS_SEED", "6"))
+ELECTIONS = int(os.environ.pop("UMBEL_ELECTIONS", "10"))
+SEED = int(os.environ.pop("UMBEL_ELECTIONS_SEED", "6"))
 # So many are held at a time, and during each such round one worker is killed or stopped.
 ROUND = 10
 SIZES = {
@@ -81,12 +80,7 @@ class Cluster:
     def grow(self, size: int) -> None:
         """Have so many workers, all of them ready."""
         while len(self.workers) < size:
-            self._count += 1
-            name = f"w{self._count}@test"
-            self.workers[name] = worker = self.site.worker(
-                self.pool, "-n", name, "-Q", "idle", concurrency=1, wait=False
-            )
-            self._starting.append(worker)
+            self._start()
         while self._starting:
             self._starting.pop().wait_until_ready()
 
@@ -130,11 +124,11 @@ class Cluster:
     def _harm(self, victim: str, kills: bool) -> None:
         if kills:
             self.workers.pop(victim).kill()
-            self._replace()
+            self._start()
         else:
             self.workers[victim].signal(signal.SIGSTOP)
 
-    def _replace(self) -> None:
+    def _start(self) -> None:
         self._count += 1
         name = f"w{self._count}@test"
         worker = self.site.worker(self.pool, "-n", name, "-Q", "idle", concurrency=1, wait=False)
@@ -203,4 +197,242 @@ def test_each_election_acts_once_although_workers_are_killed_and_stopped(
         f"{cluster.slowest_s:.1f} s, claimed and not sent {len(cluster.gaps)}"
     )
     for worker in cluster.workers.values():
-        assert worker.stop() == 0
+        worker.signal(signal.SIGTERM)
+    assert [worker.wait() for worker in cluster.workers.values()] == [0] * len(cluster.workers)
+
+
+# -- what may be elected ---------------------------------------------------------------------
+
+
+def view(site: Site, node: str) -> Any:
+    return ask(site, "elections", node)
+
+
+def test_the_result_of_an_elected_task_can_be_awaited_and_the_winner_asked_for(
+    site: Site, tmp_path: Path
+) -> None:
+    names = ["one@test", "two@test", "three@test"]
+    with Ears(site.broker_url) as ears, own_ears(site) as own:
+        for name, pool in zip(names, ["prefork", "solo", "threads"], strict=True):
+            site.worker(pool, "-n", name, concurrency=1)
+        result = signature(site, "add", 2, 3).election()
+        assert isinstance(result, AsyncResult)
+        assert result.get(timeout=20) == 5
+        told = own.wait_for("worker-elected", 3, id=result.id)
+        assert {event["hostname"] for event in told} == set(names)
+        (winner,) = {event["winner"] for event in told}
+        for name in names:
+            assert view(site, name)["decided"][result.id]["winner"] == winner
+        ears.wait_for("worker-heartbeat", len(ears.of("worker-heartbeat")) + 2)
+        assert ears.of("worker-elected") == [], "Celery's workers must not hear of it"
+        assert len(ears.of("worker-elect", id=result.id)) == 3
+        assert ears.of("worker-elect-ack") == []
+    command = ["-A", APP, "inspect", "elections", "--json"]
+    shown = run_umbel(command, cwd=tmp_path, env=site.environment({}))
+    assert shown.process.returncode == 0, shown.output
+    assert result.id in shown.output
+    assert winner in shown.output
+
+
+def own_ears(site: Site) -> Ears:
+    """Hears the exchange of events that only Umbel's nodes know."""
+    ears = Ears(site.broker_url)
+    ears.app.conf.event_exchange = OWN_EXCHANGE
+    return ears
+
+
+def test_a_handler_of_another_topic_runs_on_one_worker_and_may_fail_or_take_its_time(
+    site: Site,
+) -> None:
+    names = ["one@test", "two@test"]
+    for name in names:
+        site.worker("threads", "-n", name, concurrency=1)
+    elect = site.app.control.election
+    elect("slow", "wait", "slow")
+    site.wait_until_begun("slow")
+    elect("bad", "fail", "bad")
+    elect("fine", "note", "fine")
+    elect("fine", "note", "fine")
+    site.wait_until_begun("fine", 20)
+    site.wait_until_begun("bad", 20)
+    site.open_gate("slow")
+    assert signature(site, "add", 1, 1).election().get(timeout=20) == 2
+    for name in names:
+        wait_until(lambda one=name: not view(site, one)["open"], 20, "calm")
+        assert len({"slow", "bad", "fine"} & set(view(site, name)["decided"])) == 3
+    assert {token: site.runs(token) for token in ("slow", "bad", "fine")} == {
+        "slow": 1, "bad": 1, "fine": 1
+    }  # fmt: skip
+
+
+def test_who_may_not_or_can_not_carry_it_out_is_not_elected(site: Site) -> None:
+    allowed = {"election_allow": [f"{APP}.rec*"]}
+    site.worker("solo", "-n", "picky@test", concurrency=1, settings=allowed)
+    site.worker("solo", "-n", "open@test", concurrency=1)
+    answer = ask(site, "election", "picky@test", id="x", topic="task",
+                 action=dict(signature(site, "add", 1, 1)))  # fmt: skip
+    assert "is not in election_allow" in answer["error"]
+    ids = [f"add-{number}" for number in range(5)]
+    for id_ in ids:
+        assert signature(site, "add", 1, 1, task_id=id_).election().get(timeout=20) == 2
+    assert signature(site, "record", "fine").election().get(timeout=20) == 1
+    decided = view(site, "open@test")["decided"]
+    assert {decided[id_]["winner"] for id_ in ids} == {"open@test"}
+    assert not set(ids) & set(view(site, "picky@test")["decided"])
+    assert "unknown-topic" in ask(site, "election", "open@test", id="x", topic="unknown-topic",
+                                  action=None)["error"]  # fmt: skip
+
+
+def test_with_gossip_off_a_request_is_answered_with_a_clear_error(site: Site) -> None:
+    site.worker("solo", "-n", "deaf@test", "--without-gossip", concurrency=1)
+    for command in ("election", "elections"):
+        answer = ask(site, command, "deaf@test", id="x", topic="task", action={"task": "t"})
+        assert "--without-gossip" in answer["error"]
+    site.worker("solo", "-n", "other@test", concurrency=1)
+    assert signature(site, "add", 1, 1).election().get(timeout=20) == 2
+
+
+def test_a_solo_worker_takes_part_while_it_runs_a_task(site: Site) -> None:
+    site.worker("solo", "-n", "busy@test", concurrency=1)
+    site.send("wait", "busy")
+    site.wait_until_begun("busy")
+    site.app.control.election("one", "note", "one")
+    site.wait_until_begun("one", DECISION_S)
+    assert site.runs("one") == 1
+    site.open_gate("busy")
+
+
+def test_a_broker_that_does_not_answer_delays_an_election_and_does_not_double_it(
+    site: Site, request: pytest.FixtureRequest
+) -> None:
+    names = ["one@test", "two@test"]
+    for name in names:
+        site.worker("solo", "-n", name, concurrency=1)
+    broker = "rabbitmq_server" if site.broker_url.startswith("amqp") else "redis_server"
+    server: RedisServer | RabbitMQServer = request.getfixturevalue(broker)
+    results = [signature(site, "record", f"t{n}", task_id=f"t{n}").election() for n in range(4)]
+    server.pause()
+    try:
+        time.sleep(3)  # the claims fall into it
+    finally:
+        server.resume()
+    assert [result.get(timeout=60) for result in results] == [1] * 4
+    for name in names:
+        wait_until(lambda one=name: not view(site, one)["open"], 30, "calm")
+    assert [site.runs(f"t{n}") for n in range(4)] == [1] * 4
+
+
+# -- hostile messages ------------------------------------------------------------------------
+
+DEEP: Any = "x"
+for _ in range(60):
+    DEEP = [DEEP]
+BAD_REQUESTS: list[dict[str, Any]] = [
+    {}, {"id": None}, {"id": 7, "topic": "task", "action": {}}, {"id": [], "topic": {}},
+    {"id": "a", "topic": "task"}, {"id": "a", "topic": "task", "action": "text"},
+    {"id": "a", "topic": ["task"], "action": {"task": "t"}},
+    {"id": "x" * 100_000, "topic": "task", "action": {"task": "t"}},
+    {"id": "a", "topic": "t" * 100_000, "action": {}},
+    {"id": "a", "topic": "task", "action": {"task": "t", "args": 7}},
+    {"id": "a", "topic": "task", "action": {"task": "t", "kwargs": []}},
+    {"id": "a", "topic": "task", "action": {"task": "t" * 10_000, "options": {"queue": [1]}}},
+    {"id": "a", "topic": "task", "action": {"task": "t", "options": {"eta": "tomorrow"}}},
+    {"id": "a", "topic": "task", "action": {"task": "t", "options": {"link": DEEP}}},
+    {"id": "a", "topic": "task", "action": DEEP},
+    {"id": "a", "topic": "task", "action": {"task": "t", "args": ["x" * 2**19]}},
+    {"id": "a", "topic": "task", "action": {"task": "t", "options": {"exchange": "nowhere",
+                                                                     "routing_key": "x"}}},
+]  # fmt: skip
+
+
+class Forger:
+    """Publishes events under any name."""
+
+    def __init__(self, site: Site) -> None:
+        self._connection = site.app.connection()
+        self._connection.connect()
+        self._exchange: Exchange = event_exchange("celeryev", self._connection)
+        channel = self._connection.channel()
+        self._exchange(channel).declare()
+        self._producer = Producer(channel, auto_declare=False)
+
+    def send(self, body: Any, **options: Any) -> None:
+        chosen = {"content_type": "application/json", "content_encoding": "utf-8", **options}
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self._producer.publish(
+            data,
+            exchange=self._exchange.name,
+            routing_key="worker.elect",
+            delivery_mode=1,
+            **chosen,
+        )
+
+    def elect(self, **fields: Any) -> None:
+        event = {
+            "type": "worker-elect", "hostname": "forged@test", "pid": 1, "utcoffset": 0, "clock": 1,
+            "timestamp": time.time(), "id": "forged", "topic": "note", "action": "forged",
+            "cver": 2, "inc": 1,
+        }  # fmt: skip
+        self.send({key: value for key, value in {**event, **fields}.items() if value != "-"})
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def forge(forger: Forger) -> int:
+    """Events that are wrong in every way; how many."""
+    wrong: list[dict[str, Any]] = []
+    for name in ("id", "topic", "action", "hostname", "pid", "clock", "cver", "timestamp"):
+        values = ["-", None, [], {}, "x" * 5_000, -1, 2**63, True]
+        wrong += [{name: value} for value in values]
+    wrong += [{"clock": clock} for clock in (2**53 - 1, 2**53, 2**62, 1.5, "1")]
+    wrong += [{"inc": inc} for inc in (None, -1, "x", 2**60)]
+    wrong += [{"topic": "unknown"}, {"action": {"task": "t" * 2**19}, "topic": "task"}]
+    for number, fields in enumerate(wrong):
+        forger.elect(**{"id": f"forged-{number}", "topic": "unknown", **fields})
+    for body in (b"", b"{", b"\xff", b"[]", b"7", b"[" * 10_000, b'"x"', b"{}" * 2):
+        forger.send(body)
+    forger.send(b"", content_type="application/x-python-serialize", content_encoding="binary")
+    forger.send(b"{}", content_type="", content_encoding="")
+    return len(wrong)
+
+
+def test_hostile_requests_and_events_change_nothing_but_counters(site: Site) -> None:
+    names = ["one@test", "two@test"]
+    pools = zip(names, ["threads", "solo"], strict=True)
+    workers = [site.worker(pool, "-n", name, concurrency=1) for name, pool in pools]
+    assert signature(site, "add", 1, 1).election().get(timeout=20) == 2
+    clocks = {name: ask(site, "clock", name)["clock"] for name in names}
+    memory = {worker.pid: resident_kb(worker) for worker in workers}
+    control = site.app.control
+    for arguments in BAD_REQUESTS:
+        control.broadcast("election", arguments)
+        error = ask(site, "election", names[0], **arguments)
+        if "nowhere" not in str(arguments) and "x" * 2**19 not in str(arguments):
+            assert "error" in error, arguments
+    forger = Forger(site)
+    count = forge(forger)
+    for number in range(3_000):
+        forger.elect(id=f"many-{number}", topic="unknown", clock=clocks[names[0]] + number)
+
+    def counted() -> bool:
+        refused = [sum(view(site, name)["refused"].values()) for name in names]
+        return min(refused) >= count + 3_000 - 10
+
+    wait_until(counted, 30, "everything to be counted")
+    forger.close()
+    for name in names:
+        assert ask(site, "clock", name)["clock"] < clocks[name] + 100_000
+    site.app.control.election("next", "note", "next")
+    site.wait_until_begun("next", 20)
+    assert signature(site, "add", 2, 2).election().get(timeout=20) == 4
+    assert site.runs("next") == 1
+    for worker in workers:
+        assert worker.process.poll() is None
+        assert resident_kb(worker) - memory[worker.pid] < 60_000
+    assert [next(iter(one)) for one in control.ping(timeout=5, limit=2)] != []
+
+
+def resident_kb(worker: Program) -> int:
+    text = Path(f"/proc/{worker.pid}/status").read_text()
+    return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("VmRSS"))

@@ -85,7 +85,7 @@ def test_the_story_changes_nothing() -> None:
         assert untold.story == []
 
 
-@pytest.mark.parametrize("hash_seed", ["0", "1", "4711"])
+@pytest.mark.parametrize("hash_seed", ["0", "4711"])
 def test_a_seed_is_the_same_play_in_every_process(hash_seed: str) -> None:
     code = (
         "from umbel.sim.plays import play;"
@@ -137,23 +137,21 @@ def test_a_failing_seed_says_how_to_repeat_it() -> None:
 
 # -- kept ----------------------------------------------------------------------------------
 
+# The mutation with which each failed, and the seeds. What they showed:
+# - no-interval: a `worker-elect` that told no heartbeat interval kept the dead alive for minutes.
+# - no-hearing: a joiner took over a forged clock. Others refused it, as it jumped too far; because
+#   they dropped its events as well it was never seen again.
+# - no-comparing: a revocation was lost on the way to one node, which had no reason to mingle.
+KEPT = {"no-interval": (45, 49), "no-hearing": (92, 156), "no-comparing": (2, 10)}
 
-def test_a_node_that_is_known_by_its_candidature_alone_is_lost_like_any_other() -> None:
-    """A `worker-elect` without a heartbeat interval kept the dead alive for two minutes."""
-    mutation = MUTATIONS["no-interval"]
-    for seed in (30, 45, 49):
+
+@pytest.mark.parametrize("name", KEPT)
+def test_seeds_that_once_failed_break_no_rule(name: str) -> None:
+    mutation = MUTATIONS[name]
+    mutated = Setting(faults=mutation.faults, parts=mutation.parts)
+    for seed in KEPT[name]:
         assert rules_broken(seed, Setting(faults=mutation.faults)) == set()
-        setting = Setting(faults=mutation.faults, parts=mutation.parts)
-        assert rules_broken(seed, setting) == {checks.MEMBERSHIP}
-
-
-def test_a_joiner_that_was_told_a_forged_clock_is_still_heard() -> None:
-    """Others refuse its clock, as it jumps too far; dropping its events as well split the cluster."""
-    mutation = MUTATIONS["no-hearing"]
-    for seed in (35, 156):
-        assert rules_broken(seed, Setting(faults=mutation.faults)) == set()
-        setting = Setting(faults=mutation.faults, parts=mutation.parts)
-        assert rules_broken(seed, setting) == {checks.MEMBERSHIP}
+        assert rules_broken(seed, mutated) == {mutation.rule}
 
 
 # -- single scenes -------------------------------------------------------------------------

@@ -141,13 +141,19 @@ def answer_timeout_s(heartbeat_s: float | None) -> float:
     return max(ANSWER_MIN_S, min(float(heartbeat_s), ANSWER_MAX_S))
 
 
-def hang_up(connection: Connection, *, lost: bool = False) -> None:
+def hang_up(connection: Connection, *, lost: bool = False, polled_elsewhere: bool = False) -> None:
     """Close a connection without caring whether the other side is still there.
+
+    What it waits with is closed too, unless that belongs to somebody's loop (`polled_elsewhere`):
+    kombu would leave it to the garbage collector.
 
     A lost one is not said good-bye to, and the answer of others is waited for a moment only; the
     socket is closed all the same, also where the broker ended the conversation.
     """
     established = getattr(connection, "_connection", None)
+    cycle = getattr(getattr(connection, "_transport", None), "cycle", None)
+    poller = getattr(cycle, "poller", None)
+    channels = list(getattr(cycle, "_channels", ()))
     if not lost:
         with contextlib.suppress(Exception):
             answers.bound(connection, GOODBYE_S)
@@ -159,6 +165,12 @@ def hang_up(connection: Connection, *, lost: bool = False) -> None:
     if lost:
         with contextlib.suppress(Exception):
             connection.collect()
+        for channel in channels:  # on Redis each has sockets of its own, subscriptions too
+            with contextlib.suppress(Exception):
+                channel._disconnect_pools()
+    if poller is not None and not polled_elsewhere:
+        with contextlib.suppress(Exception):
+            poller.close()
 
 
 def driver(connection: Connection) -> str:

@@ -46,8 +46,12 @@ Exit codes:
   1    the task or the worker failed, or the worker was stopped cold
   2    the command was wrong, or a one-shot command found no broker
   3    time-out (of --wait; of events --timeout)
-  69   nobody answered (status)
+  69   nobody answered (status, inspect, control, doctor)
   130  interrupted
+
+\b
+Completion in the shell:
+  eval "$(_UMBEL_COMPLETE=bash_source umbel)"   # or zsh_source, fish_source
 """
 
 
@@ -125,7 +129,7 @@ class Verbs(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the verb, or say which one was probably meant."""
         verb = args[0]
-        if verb not in VERBS and not verb.startswith("-"):
+        if verb not in VERBS and not verb.startswith("-") and not ctx.resilient_parsing:
             close = difflib.get_close_matches(verb, VERBS, 1)
             hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(VERBS)}"
             raise click.UsageError(f"unknown command {verb!r}: {hint}", ctx)

@@ -6,6 +6,7 @@ command that plays it once more. The same seed is the same play everywhere.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -37,6 +38,12 @@ def _read_faults(ctx: click.Context, param: click.Parameter, value: str | None) 
     return tuple(name for name in faults.ALL if name in names)
 
 
+def _finite(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not math.isfinite(value):
+        raise click.BadParameter(f"{value} is not a number of seconds")
+    return value
+
+
 @click.command("sim", context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--seed", type=click.IntRange(min=0), default=1, metavar="N", help="The first seed.")
 @click.option(
@@ -64,6 +71,7 @@ def _read_faults(ctx: click.Context, param: click.Parameter, value: str | None) 
     "--seconds",
     type=click.FloatRange(0.5, SECONDS_MAX),
     metavar="S",
+    callback=_finite,
     help="How long faults go on, in virtual time; else the seed chooses.",
 )
 @click.option(

@@ -59,6 +59,8 @@ def _bounds(
         bounds = int(most), int(least or 1)
     except ValueError:
         bounds = (0, 0)
+    if bounds[1] == 0 < bounds[0]:
+        bounds = bounds[0], 1  # one is always there, to take the next task
     if not 1 <= bounds[1] <= bounds[0]:
         raise CommandFailed(f"--autoscale {value!r}: give MAX,MIN such as 8,2")
     return bounds

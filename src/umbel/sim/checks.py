@@ -105,6 +105,15 @@ class Checks:
             seen = f"{election_id}: {node.name} says {winner}, others say {first}"
             self.violated(ONE_WINNER, seen)
 
+    def tables(self, play: Play, node: Node) -> None:
+        """Look at the tables of a node: at every beat, and at the end."""
+        if play.is_tight:  # elsewhere they are far from full
+            for table, size in node.elections.sizes().items():
+                if size > play.limits[f"{table}_max"]:
+                    self.violated(BOUNDS, f"{node.name} has {size} {table}")
+        if len(node.members) >= len(play.nodes):
+            self.violated(BOUNDS, f"{node.name} knows {len(node.members)} other nodes")
+
     def clock_stands(self, node: Node, before: int, after: int) -> None:
         """A clock has not grown."""
         self.violated(CLOCKS_GROW, f"{node.name} went from {before} to {after}")
@@ -130,18 +139,7 @@ class Checks:
             self._world.note(node.clock.value)
             if node.clock.value > min(clock_max, CLOCK_MAX):
                 self.violated(CLOCKS_GROW, f"{node.name} has come to {node.clock.value}")
-            for table, size, bound in sizes(play, node):
-                if size > bound:
-                    self.violated(BOUNDS, f"{node.name} has {size} {table}, at most {bound}")
-
-
-def sizes(play: Play, node: Node) -> list[tuple[str, int, int]]:
-    """The tables of a node that have a bound: name, size, bound."""
-    elections, limits = node.elections, play.limits
-    found = [("nodes", len(node.members), len(play.nodes) - 1)]
-    for table, size in elections.sizes().items():
-        found += [(table, size, limits[f"{table}_max"])] if f"{table}_max" in limits else []
-    return found
+            self.tables(play, node)
 
 
 def _open_elections(alive: list[Node]) -> Iterator[tuple[str, str]]:

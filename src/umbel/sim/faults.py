@@ -44,6 +44,7 @@ ALL: Final = FAULTS + UNSAFE
 LOSS_MAX: Final = 0.35
 DUP_MAX: Final = 0.3
 DELAY_MAX_S: Final = 3.0
+FORGED_COUNT: Final = 3  # messages at a time
 
 
 def begin_noise(play: Play, kinds: list[str], calm_at: float) -> None:
@@ -71,7 +72,8 @@ def happen(play: Play, kind: str) -> None:
     if kind == "join":
         play.join()
     elif kind == "forge":
-        _forge(play)
+        for _ in range(FORGED_COUNT):
+            _forge(play)
     elif kind == "amnesia":
         play.register.forget()
     elif kind == "partition":

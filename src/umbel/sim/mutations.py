@@ -56,6 +56,13 @@ class SameToken(Elections):
         return super().step(what, now)
 
 
+class NoBounds(Elections):
+    """Tables grow as they like."""
+
+    def __init__(self, own: election.Candidate, **_: Any) -> None:
+        super().__init__(own)
+
+
 class GullibleClock(Clock):
     """Whatever it hears is believed."""
 
@@ -78,6 +85,7 @@ MUTATIONS: Final = {
     "no-overtaking": Mutation(Parts(elections=NoOvertaking), checks.CARRIED_OUT, ("crash",)),
     "no-tombstones": Mutation(Parts(elections=NoTombstones), checks.STANDS_ONCE, ("dup",)),
     "same-token": Mutation(Parts(elections=SameToken), checks.ONE_ACTION, ("dup",)),
+    "no-bounds": Mutation(Parts(elections=NoBounds), checks.BOUNDS),
     "gullible-clock": Mutation(Parts(clock=GullibleClock), checks.CLOCKS_GROW, ("forge",)),
     # Heartbeats tell nothing of revocations: what a node has missed it never learns.
     "no-comparing": Mutation(Parts(compares=False), checks.REVOCATIONS, ("loss",)),

@@ -186,6 +186,7 @@ class Node:
             self._late_beat = True
             return
         world = self._world
+        self._play.checks.tables(self._play, self)
         self._beat_count += 1
         if self._beat_count & 1 or self._play.looks_often:
             effects = self.members.step(_MEMBERSHIP_TICK, self.now)

@@ -2,7 +2,7 @@
 
 The seed chooses the broker, the nodes, the faults and the times, unless the caller does. Faults go
 on for some seconds; then all of them end at once, and the cluster gets up to nine seconds to set
-itself right. The play ends as soon as it has; or, one time in twenty, when the time is over: what
+itself right. The play ends as soon as it has; or, one time in thirty, when the time is over: what
 is right once must stay right.
 """
 
@@ -23,7 +23,7 @@ from umbel.sim.registers import Register
 from umbel.sim.world import Line, World
 
 NODES_MAX: Final = 9
-SECONDS_MIN, SECONDS_MAX = 1.0, 3.0
+SECONDS_MIN, SECONDS_MAX = 0.8, 2.6
 NODES_JOINED_MAX: Final = 3
 CALM_STEPS: Final = 18  # how often it is looked whether all is well
 LIMITS: Final = {"ids_max": 100, "candidates_max": 64, "tombstones_max": 100}
@@ -85,11 +85,12 @@ class Play:
         redis = dice() < 0.5
         self.broker: Broker = RedisModel(world) if redis else AmqpModel(world)
         self.register = self.parts.register(world, self.checks, atomic=redis)
-        self.limits: dict[str, Any] = TIGHT if dice() < 0.15 else LIMITS
+        self.is_tight = dice() < 0.15
+        self.limits: dict[str, Any] = TIGHT if self.is_tight else LIMITS
         self.one_pid = dice() < 0.3
         self.looks_often = dice() < 0.75
         self.keeps_state = dice() < 0.5
-        self.runs_to_the_end = dice() < 0.05
+        self.runs_to_the_end = dice() < 0.03
         self.forged_count = 0
         self.calm_at = setting.seconds or world.between(SECONDS_MIN, SECONDS_MAX)
         self._traps: list[str] = []
@@ -113,7 +114,6 @@ class Play:
         kinds = self._choose_faults(times)
         world.run(self.calm_at)
         world.tell("calm", "all faults end")
-        self.calm_at = world.now
         faults.end_all(self)
         settled_s = self._calm_down()
         self.checks.finish(self)
@@ -156,7 +156,7 @@ class Play:
 
     def _revoke_some(self) -> None:
         world = self.world
-        if world.dice() < 0.7:
+        if world.dice() < 0.75:
             return
         for n in range(1 + int(world.dice() * 2 * self._busy)):
             at = world.between(0.05, self.calm_at)
@@ -297,5 +297,5 @@ def _draw_count(world: World) -> int:
     chance = world.dice()
     if chance < 0.08:
         return 1
-    low, high = (2, 4) if chance < 0.85 else (5, 6) if chance < 0.97 else (7, NODES_MAX)
+    low, high = (2, 4) if chance < 0.88 else (5, 6) if chance < 0.97 else (7, NODES_MAX)
     return low + int(world.dice() * (high - low + 1))

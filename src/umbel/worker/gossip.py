@@ -15,9 +15,10 @@ Every clock that is heard is witnessed. What can not be read is counted. A callb
 logged; nobody else is told less because of it. A node that came back after it was lost is told as
 one that joins: whoever joined is there until it leaves or is lost.
 
-Nobody is taken for lost by who could not hear. While the connection is away, and after the thread
-was held up (a stopped process, a broker that did not answer a claim), the next look at who is
-silent is put off by a whole interval, and what has come meanwhile is read first.
+Nobody is taken for lost by who could not hear: while the connection is away, while its own
+heartbeats do not come back, and after the thread was held up (a stopped process, a broker that did
+not answer a claim). Then the next look at who is silent is put off, long enough for all to be heard
+again, and no silence counts beyond the last echo of its own.
 
 A node stands for election only where it could carry the action out, whoever asks (`Carrier.check`).
 Claims are made by this thread, one after another, for a moment at a time; then it listens again.
@@ -54,9 +55,12 @@ logger = logging.getLogger("umbel.gossip")
 # The first place at which heartbeats are not worth their price any more.
 NODES_FULL = 50
 TURN_S = 0.25
-JOIN_S = 3.0
-# So long between two turns, and this thread was held up.
+START_S, JOIN_S = 3.0, 1.0
+# So long between two turns, and this thread was held up; so late an own heartbeat, and it is deaf.
 HELD_UP_S = 1.0
+ECHO_S = 0.5
+# Others need as long to find their broker again.
+GRACE_S = members.STALL_S
 # So long for claims, then the thread listens again.
 WORK_S = 0.5
 # How long others take to answer the call for heartbeats with which this node begins to listen.
@@ -106,6 +110,7 @@ class Gossip:
         self._accept = worker.app.accept | {JSON}
         self._turned_at = self._check_at = self._mingle_at = clock()
         self._settled_at: float | None = None
+        self._echo_at: float | None = None  # when something of our own was heard
         self._declined: deque[str] = deque(maxlen=DECLINED_MAX)
         self._celery: set[str] = set()  # who is there and not of our kind
         self._inlet = Inlet(
@@ -131,7 +136,7 @@ class Gossip:
             target=self._run, name=f"umbel-gossip-{self._worker.plan.hostname}", daemon=True
         )
         self._thread.start()
-        self._inlet.ready.wait(JOIN_S)
+        self._inlet.ready.wait(START_S)
         self._settled_at = self._clock() + SETTLE_S
 
     def take_part(self) -> None:
@@ -234,6 +239,7 @@ class Gossip:
         app, own = self._worker.app, event["hostname"] == self._worker.plan.hostname
         if own:
             app.clock.forward()
+            self._echo_at = self._clock()
         elif "clock" in event:
             if app.clock.adjust(event["clock"]) < event["clock"]:
                 self.counts["clock-jump"] += 1
@@ -283,17 +289,24 @@ class Gossip:
         now = self._clock()
         held_up = now - self._turned_at > HELD_UP_S
         self._turned_at = now
-        if held_up or not self._inlet.is_open:
-            self._check_at = max(self._check_at, now + self._check_s)
+        heard_until = self._heard_until(now)
+        if held_up or not self._inlet.is_open or now > heard_until + ECHO_S:
+            self._check_at = max(self._check_at, now + max(self._check_s, GRACE_S))
         if now >= self._check_at:
             self._check_at = now + self._check_s
             with self._lock:
-                effects = self.membership.step(members.Tick(), now)
+                effects = self.membership.step(members.Tick(), min(now, heard_until))
             self._tell(effects)
             self._slow_down()
         if now >= self._mingle_at:
             self._mingle_at = now + MINGLE_S
             self.mingling.tick()
+
+    def _heard_until(self, now: float) -> float:
+        """Until when this node can be sure to have heard everything: its own events come back."""
+        events = self._worker.events
+        interval_s = None if events is None else events.beat_interval_s
+        return now if interval_s is None or self._echo_at is None else self._echo_at + interval_s
 
     def _slow_down(self) -> None:
         """What all nodes together send per second does not grow with their number."""

@@ -154,7 +154,8 @@ class Mingling:
         worker, own = self._worker, self._worker.plan.hostname
         if worker.panel is not None and not worker.panel.may("revoke"):
             # Who may not revoke here may not do so by a greeting either.
-            arguments = {**arguments, "revoked": [], "told": None}
+            nothing: dict[str, Any] | None = None if arguments.get("told") is None else {}
+            arguments = {**arguments, "revoked": [], "told": nothing}
         found = mingle.answer(own, _unpacked(arguments), worker.revocations, time.time())
         if found is None:
             return None

@@ -41,7 +41,7 @@ logger = logging.getLogger("umbel.control")
 RETRY_MIN_S, RETRY_MAX_S = 0.1, 3.0
 TURN_S = 0.5
 CHECK_S = 2.0
-JOIN_S = 3.0
+START_S, JOIN_S = 3.0, 1.0
 ANSWER_S = 5.0
 # How long a message that one ear heard may take to reach the next one.
 ECHO_S = 5.0
@@ -256,7 +256,7 @@ class OwnPidbox(Pidbox):
             target=self._run, name=f"umbel-control-{self.hostname}", daemon=True
         )
         self._thread.start()
-        self._tried.wait(JOIN_S)
+        self._tried.wait(START_S)
 
     def _is_blind(self, connection: Connection) -> bool:
         """Whether the loop waits for the broker alone."""

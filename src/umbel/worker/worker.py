@@ -252,10 +252,6 @@ class Worker:
             request.timer = None
             self.prefetch.held -= 1
 
-    def end(self, request: Request, signum: int) -> bool:
-        """End a task that runs; False when it does not."""
-        return id(request) in self.tally.active and self.pool.cancel(request.id, signum)
-
     def keep_revoked(self, changed: list[Revocation]) -> None:
         """Write revocations through to the state file, if there is one."""
         if changed and self.statedb is not None:

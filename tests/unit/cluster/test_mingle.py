@@ -151,6 +151,16 @@ def test_a_node_that_is_gone_is_not_waited_for() -> None:
     assert hall.done == Done(("a",), ())
 
 
+def test_whom_to_wait_for_may_become_known_from_somebody_who_answers() -> None:
+    hall = Hall(Peer("a"))
+    hall.step(Begin())
+    hall.mingle.expect({"a", "me"})
+    hall.step(Tick())
+    assert hall.done == Done(("a",), ())
+    hall.mingle.expect({"b"})
+    assert not hall.mingle.busy
+
+
 def test_every_clock_is_witnessed() -> None:
     peers = [Peer("a"), Peer("b", celery=True)]
     peers[0].clock.value, peers[1].clock.value = 100, 200

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from kombu.exceptions import OperationalError
 
 from tests.unit.worker.parts import idle_worker
 from umbel import Umbel
+from umbel.broker.claims import Claim
 from umbel.cluster import election as elect
-from umbel.worker.electing import Carrier, NotForElection
+from umbel.worker.electing import FAILING_MAX, REFUSALS_MAX, Carrier, NotForElection
 from umbel.worker.worker import Worker
 
 QUEUE = "celery"
@@ -166,6 +168,66 @@ def test_a_register_that_can_not_be_reached_is_asked_again() -> None:
     finally:
         one.carrier.close()
         app.close()
+
+
+class Broken:
+    """A register that fails in one way."""
+
+    def __init__(self, failure: Exception | Claim) -> None:
+        self.failure = failure
+
+    def claim(self, *args: Any, **options: Any) -> Claim:
+        if isinstance(self.failure, Exception):
+            raise OperationalError("the register can not be asked") from self.failure
+        return self.failure
+
+    def winner(self, election_id: str) -> str | None:
+        return None
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+UNSENT = Claim(True, "w/1/1/1", sent=False, reason="the broker still has a connection")
+UNROUTABLE = Claim(True, "w/1/1/1", sent=False, reason="Basic.publish: (312) NO_ROUTE")
+
+
+@pytest.mark.parametrize(
+    ("failure", "gives_up"),
+    [
+        (ConnectionResetError("gone"), False),
+        (TimeoutError("no answer"), False),
+        (UNSENT, False),
+        (UNROUTABLE, True),
+        (RuntimeError("WRONGTYPE: no list"), True),
+        (OperationalError("no queue is bound"), True),
+    ],
+    ids=str,
+)
+def test_what_the_broker_refuses_is_given_up_and_what_it_does_not_answer_is_not(
+    desk: Callable[..., Desk],
+    caplog: pytest.LogCaptureFixture,
+    failure: Any,
+    gives_up: bool,
+) -> None:
+    one = desk()
+    one.carrier._register = Broken(failure)
+    told = [one.claim("id", {"task": "t"}) for _ in range(REFUSALS_MAX)]
+    assert all(isinstance(answer, elect.ClaimFailed) for answer in told[:-1])
+    if gives_up:
+        assert told[-1] == elect.Claimed("id", False, None)
+    else:
+        assert isinstance(told[-1], elect.ClaimFailed)
+    assert caplog.text.count("no claim yet") == 1, "said once"
+    assert caplog.text.count("given up") == gives_up
+
+
+def test_many_that_fail_are_not_remembered_for_ever(desk: Callable[..., Desk]) -> None:
+    one = desk()
+    one.carrier._register = Broken(ConnectionResetError("gone"))
+    for number in range(FAILING_MAX + 100):
+        one.claim(f"id-{number}", None, topic="other")
+    assert len(one.carrier._failing) == FAILING_MAX
 
 
 def test_without_registers_there_are_no_elections(desk: Callable[..., Desk], tmp_path: Any) -> None:

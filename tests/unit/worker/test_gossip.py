@@ -177,9 +177,25 @@ def test_who_is_not_connected_accuses_nobody(node: Callable[..., Node]) -> None:
     one.pass_time(60)
     assert one.seen == [("join", "peer@test")]
     one.gossip._inlet._listener = listener
+    one.pass_time(STALL_S - 1)  # the other one has to find its broker again, too
     one.beat()
     one.pass_time(10, beating="peer@test")
     assert one.seen == [("join", "peer@test")]
+
+
+def test_who_does_not_hear_itself_accuses_nobody(node: Callable[..., Node]) -> None:
+    one = node(worker_gossip_interval=0.25)
+    one.events.beat(INTERVAL_S, dict)
+    one.beat("early@test")
+    one.pass_time(INTERVAL_S - 0.25)
+    one.beat(OWN)  # comes back from the broker, which then stands still
+    one.pass_time(60)
+    assert one.seen == [("join", "early@test")]
+    one.beat(OWN)
+    one.pass_time(INTERVAL_S, beating=OWN)
+    one.beat("early@test")  # its connection had to be made anew
+    one.pass_time(20, beating=OWN)
+    assert one.seen == [("join", "early@test"), ("lost", "early@test")], "in earnest"
 
 
 def test_a_callback_that_fails_is_contained_and_the_others_are_told(
@@ -453,7 +469,7 @@ def test_it_starts_hears_tells_who_is_there_and_stops(monkeypatch: pytest.Monkey
 def test_settings_that_exclude_each_other_end_it_with_one_line(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gossiping, "JOIN_S", 0.5)
+    monkeypatch.setattr(gossiping, "START_S", 0.5)
     caplog.set_level(logging.ERROR)
     app = Umbel(
         "a", broker="memory://", backend="disabled://", set_as_current=False,

@@ -197,6 +197,19 @@ def test_a_greeting_of_any_shape_is_answered_and_changes_nothing(
     assert worker.revocations.ids() == ["known"]
 
 
+def test_where_nobody_may_revoke_greetings_are_answered_and_not_believed(cluster: Cluster) -> None:
+    cluster.settings["control_allow"] = "read-only"
+    closed = cluster.listen(cluster.worker("closed@test", "known"))
+    cluster.settings["control_allow"] = "all"
+    new = cluster.worker("new@test", "new")
+    done, _ = cluster.join(new)
+    assert done is not None
+    assert set(new.revocations.ids()) == {"known", "new"}, "what it knows it tells"
+    assert closed.revocations.ids() == ["known"]
+    closed.mingling.answer({"from_node": "celery@test", "revoked": ["forged"]})
+    assert closed.revocations.ids() == ["known"]
+
+
 # -- later -----------------------------------------------------------------------------------
 
 

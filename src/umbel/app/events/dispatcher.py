@@ -36,6 +36,7 @@ BATCH_MAX = 500
 URGENT_GROUPS = frozenset({"worker"})
 RETRY_MIN_S, RETRY_MAX_S = 0.2, 3.0
 CLOSE_S = 5.0
+JOIN_MIN_S = 0.3
 
 
 class Dispatcher:
@@ -193,13 +194,14 @@ class Dispatcher:
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Flush, as long as it takes or so long, and end; what is left then counts as lost."""
+        deadline = time.monotonic() + timeout_s
         if self._thread is not None and not self._closing:
             self.flush(timeout_s)
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout_s)
+            self._thread.join(max(JOIN_MIN_S, deadline - time.monotonic()))
         with self._changed:
             self.lost += len(self._buffer)
             self._buffer.clear()

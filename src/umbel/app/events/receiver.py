@@ -10,8 +10,9 @@ counted, and the next event follows; it ends the capture by raising `StopCapture
 
 Clocks. Every event moves the application's clock. One that is too far ahead to be true is refused
 (`clock-jump`). Clients that hear nobody have clocks of their own that mean nothing here: a
-`task-sent` gets the clock just before ours instead, unless it says that its clock is in step
-(`sync`).
+`task-sent` gets clock 0, before everything that became of the task, unless it says that its clock
+is in step (`sync`). Our own clock would not do: it may be ahead of the worker's, and then the task
+would seem to be sent after it ran; and two receivers would disagree.
 
 Times. `timestamp` is Unix time, the same in every time zone, and is left as it is. Celery's
 receivers shift it by the difference of the `utcoffset`s, hours away from when it was; `utcoffset`
@@ -282,7 +283,7 @@ class Receiver:
     def _admit(self, event: Event, now: float) -> bool:
         kind = event["type"]
         if kind == "task-sent" and event.get("sync") is not True:
-            event["clock"] = (self.clock.value or 1) - 1
+            event["clock"] = 0  # known to nobody: before all that has one
         else:
             clock = event.get("clock")
             # Whoever takes a clock over is not behind it afterwards.

@@ -41,6 +41,7 @@ class Guard:
             self._ident = threading.get_ident()
             self._armed = True
             if self._early is not None:
+                self.struck = self._early
                 raise self._early
 
     def interrupt(self, exc: type[BaseException]) -> bool:

@@ -36,4 +36,4 @@ class ConnectionStep(Step):
             parent.naming.release()
         connection, parent.connection = parent.connection, None
         if connection is not None:
-            hang_up(connection, lost=parent.lost)
+            hang_up(connection, lost=parent.lost, polled_elsewhere=True)

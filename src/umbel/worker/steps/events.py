@@ -11,6 +11,9 @@ from typing import Any
 from umbel.app.events.dispatcher import Dispatcher
 from umbel.worker.blueprint import Step
 
+# How long the last events are tried to be sent; less when the broker seems to be gone.
+PATIENCE_S, LOST_PATIENCE_S = 2.0, 0.5
+
 
 class EventsStep(Step):
     """Makes the dispatcher and closes it."""
@@ -33,11 +36,11 @@ class EventsStep(Step):
         worker = parent.worker
         if parent.lost and not worker.stop_wanted.is_set():
             return
-        self._end(worker, worker.app.conf.broker_connection_timeout or 4.0)
+        self._end(worker, LOST_PATIENCE_S if parent.lost else PATIENCE_S)
 
     def terminate(self, parent: Any) -> None:
         """The same, with less patience."""
-        self._end(parent.worker, 1.0)
+        self._end(parent.worker, LOST_PATIENCE_S)
 
     @staticmethod
     def _end(worker: Any, patience_s: float) -> None:

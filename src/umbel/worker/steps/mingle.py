@@ -43,6 +43,8 @@ class MingleStep(Step):
         except Exception as exc:  # noqa: BLE001 - the worker works without it
             logger.warning("mingling failed: %s: %s", type(exc).__name__, exc)
             return
+        finally:
+            parent.app.control.mailbox.close()
         if done is None:
             logger.info("mingle: all alone")
             return
