@@ -41,11 +41,11 @@ Make = Callable[..., tuple[Inside, Notes]]
 def make() -> Iterator[Make]:
     made: list[Inside] = []
 
-    def start(url: str, **settings: Any) -> tuple[Inside, Notes]:
+    def start(url: str, *, begin: bool = True, **settings: Any) -> tuple[Inside, Notes]:
         notes = Notes()
         inside = Inside({"broker_url": url, "result_backend": "disabled://", **settings}, notes)
         made.append(inside)
-        return inside.start(), notes
+        return inside.start() if begin else inside, notes
 
     yield start
     for inside in made:
@@ -154,9 +154,10 @@ def test_tasks_beyond_the_bound_go_back_and_none_is_lost(broker_url: str, make: 
 def test_another_type_behind_three_thousand_is_reached_when_each_was_looked_at_once(
     broker_url: str, make: Make
 ) -> None:
-    inside, notes = make(broker_url)
+    inside, notes = make(broker_url, begin=False)
     send_slow(inside, 3000)
     inside.send("quick", "q")
+    inside.start()
     wait_until(lambda: "q" in notes.quick, 60, "the last of the queue")
     window = inside.worker.prefetch.base
     assert inside.worker.tally.received <= 3001 + 10 * window

@@ -237,16 +237,17 @@ class Gossip:
         if not kind.startswith("worker-"):
             return  # transports without patterns deliver everything
         app, own = self._worker.app, event["hostname"] == self._worker.plan.hostname
+        credible = True
         if own:
             app.clock.forward()
             self._echo_at = self._clock()
         elif "clock" in event:
-            if app.clock.adjust(event["clock"]) < event["clock"]:
-                self.counts["clock-jump"] += 1
-                return
+            # A clock that is too far ahead is not believed; that somebody is there is.
+            credible = app.clock.adjust(event["clock"]) >= event["clock"]
+            self.counts["clock-jump"] += not credible
         else:
             app.clock.forward()
-        if kind == "worker-elect":
+        if kind == "worker-elect" and credible:
             self._heard_elect(event)
         if not own:
             self._sign_of_life(event, kind)
@@ -373,7 +374,7 @@ class Gossip:
         self._declined.append(name)
         # Behind all who stand in earnest.
         clock = self._worker.app.clock.value + DECLINED_CLOCK
-        events.put("worker-elect", {**_fields(what), "cver": OWN_CVER}, clock, urgent=True)
+        events.put("worker-elect", {**self._told(what), "cver": OWN_CVER}, clock, urgent=True)
 
     def _step(self, what: elect.Input) -> None:
         if self.elections is None:
@@ -400,7 +401,7 @@ class Gossip:
 
     def _stand(self, effect: elect.PublishElect, events: Dispatcher) -> None:
         """Say that this node is a candidate; Celery's workers must hear that before all acks."""
-        event = events.put("worker-elect", {**_fields(effect), "cver": OWN_CVER}, urgent=True)
+        event = events.put("worker-elect", {**self._told(effect), "cver": OWN_CVER}, urgent=True)
         heard = elect.read_elect(event) if event is not None else "not-an-election"
         if isinstance(heard, str):
             self.counts[heard] += 1
@@ -414,10 +415,16 @@ class Gossip:
         if events is not None:
             events.send("worker-elected", id=effect.id, winner=winner)
 
+    def _told(self, what: elect.Requested | elect.Heard | elect.PublishElect) -> dict[str, Any]:
+        """The fields of our `worker-elect`; the interval, as it may be the first word of ours."""
+        events, plan = self._worker.events, self._worker.plan
+        interval_s = events.beat_interval_s if events is not None else None
+        return {**_fields(what), "freq": interval_s or plan.heartbeat_interval_s}
+
     def _work_off(self) -> None:
         """Make the claims that are due, on our own thread: they wait for the broker."""
         until = self._clock() + WORK_S
-        while self._todo and self._clock() < until:
+        while self._todo and self._clock() < until and not self._inlet.stopping.is_set():
             effect = self._todo.popleft()
             self._claiming.discard(effect.id)
             self._step(self.carrier.claim(effect))
