@@ -409,9 +409,10 @@ class Gossip:
             self._step(heard)
 
     def _decided(self, effect: elect.Decided) -> None:
-        winner = None if effect.winner is None else elect.node_of(effect.winner)
+        if effect.winner is None:
+            return  # given up here; others may know
+        winner, events = elect.node_of(effect.winner), self._worker.events
         logger.info("election %s: %s was chosen", effect.id, winner)
-        events = self._worker.events
         if events is not None:
             events.send("worker-elected", id=effect.id, winner=winner)
 

@@ -17,15 +17,12 @@ A queue that its broker deletes when nobody consumes it does not rest.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from umbel.worker.request import Request
     from umbel.worker.worker import Worker
-
-logger = logging.getLogger("umbel.rates")
 
 ROOM_MIN = 16
 SHORT_S, LONG_S = 0.05, 2.0

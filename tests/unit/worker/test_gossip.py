@@ -16,6 +16,7 @@ from tests.unit.worker.parts import Message, idle_worker
 from umbel import Umbel
 from umbel.app.events.dispatcher import Dispatcher
 from umbel.cluster.clock import FIRST_MAX
+from umbel.cluster.election import Claimed
 from umbel.cluster.membership import STALL_S
 from umbel.worker import gossip as gossiping
 from umbel.worker.electing import NotForElection
@@ -320,6 +321,15 @@ def test_an_election_is_stood_for_claimed_and_told(node: Callable[..., Node]) ->
     one.elect("one")
     one.pass_time(1)
     assert len(one.sent("worker-elect")) == 1, "what is decided is not opened again"
+
+
+def test_who_gives_up_tells_nobody_that_it_is_decided(node: Callable[..., Node]) -> None:
+    one = node()
+    one.gossip.carrier.claim = lambda effect: Claimed(effect.id, won=False)  # type: ignore[method-assign]
+    one.gossip.request("one", "task", ACTION)
+    one.pass_time(1)
+    assert one.gossip.view()["decided"]["one"]["winner"] is None
+    assert one.sent("worker-elected") == []
 
 
 def test_hearing_a_candidate_is_as_good_as_hearing_the_request(node: Callable[..., Node]) -> None:
