@@ -169,6 +169,7 @@ class Cluster:
 
     def check(self) -> None:
         """Everything ran once, also after everybody had time to do it again."""
+        self.grow(len(self.workers))
         for name in self.workers:
             wait_until(lambda one=name: not ask(self.site, "elections", one)["open"], 20, "calm")
         wait_until(lambda: self.site.waiting(WORK) == 0, 20, "all that was sent to be run")
