@@ -5,6 +5,8 @@
 BIN := .venv/bin
 PYTEST_ARGS ?=
 SOAK_ARGS ?=
+# A run that hangs is ended, and says where it stood.
+LIMIT := timeout --foreground --signal=INT --kill-after=60 40m
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -17,8 +19,8 @@ demo: setup  ## run a whole cluster here: embedded broker, three workers, mixed 
 	@$(BIN)/umbel demo
 
 test: setup lint  ## check everything: lint, types, layers, tests (PYTEST_ARGS="-k name")
-	@$(BIN)/python -m pytest -q -m quiet $(PYTEST_ARGS) || [ $$? -eq 5 ]  # 5: none was chosen
-	@$(BIN)/python -m pytest -n 4 --dist loadgroup -m "not quiet" $(PYTEST_ARGS)
+	@$(LIMIT) $(BIN)/python -m pytest -q -m quiet $(PYTEST_ARGS) || [ $$? -eq 5 ]  # 5: none was chosen
+	@$(LIMIT) $(BIN)/python -m pytest -n 4 --dist loadgroup -m "not quiet" $(PYTEST_ARGS) || [ $$? -eq 5 ]
 
 soak: setup  ## 100,000 simulated clusters under faults (SOAK_ARGS="--nodes 9"), 10,000 elections of real ones
 	@$(BIN)/umbel sim --seeds 100000 $(SOAK_ARGS)

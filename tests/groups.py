@@ -62,3 +62,21 @@ class Groups(LoadScopeScheduling):
     def _assign_work_unit(self, node: Any) -> None:
         self.workqueue.move_to_end(min(self.workqueue, key=rank), last=False)
         super()._assign_work_unit(node)
+
+    def remove_node(self, node: Any) -> str | None:
+        """Take a process out; give the test during which it died, and deal out the others again.
+
+        xdist would also deal out again the test that killed it, and groups that are done, which
+        then have a process wait for ever.
+        """
+        left = [
+            (group, test)
+            for group, tests in self.assigned_work.pop(node).items()
+            for test, done in tests.items()
+            if not done
+        ]
+        for group, test in left[1:]:
+            self.workqueue.setdefault(group, {})[test] = False
+        for other in self.assigned_work:
+            self._reschedule(other)
+        return left[0][1] if left else None

@@ -294,10 +294,11 @@ def test_a_long_path_gets_its_socket_elsewhere(home: Path, start: Start) -> None
 
 
 def test_a_strangers_directory_is_never_used_for_the_socket(
-    home: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(embedded, "SOCKET_PATH_BYTES_MAX", 60)
-    monkeypatch.setattr(embedded.tempfile, "gettempdir", lambda: str(home))
+    short = str(tmp_path_factory.mktemp("t"))
+    monkeypatch.setattr(embedded.tempfile, "gettempdir", lambda: short)
     monkeypatch.setattr(embedded, "_fits", lambda path: path.parent.name != ".umbel")
     lease = embedded.join(home)
     private = lease.socket_path.parent

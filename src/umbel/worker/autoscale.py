@@ -46,7 +46,7 @@ class Autoscaler:
     @property
     def wanted(self) -> int:
         """How many tasks could run now."""
-        held = self._worker.prefetch.held + self._worker.rates.parked_count
+        held = self._worker.prefetch.held + self._worker.prefetch.parked
         return max(0, len(self._worker.tally.reserved) - held)
 
     def look(self) -> None:

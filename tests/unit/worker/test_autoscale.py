@@ -22,8 +22,7 @@ class FakeWorker:
     def __init__(self) -> None:
         self.pool = Pool()
         self.tally = SimpleNamespace(reserved={})
-        self.prefetch = SimpleNamespace(held=0)
-        self.rates = SimpleNamespace(parked_count=0)
+        self.prefetch = SimpleNamespace(held=0, parked=0)
         self.now = 1_000.0
         self._keys = itertools.count()
 
@@ -94,7 +93,7 @@ def test_tasks_that_wait_for_their_time_need_no_slot(
     scaler: Autoscaler, worker: FakeWorker
 ) -> None:
     worker.work(7)
-    worker.prefetch.held, worker.rates.parked_count = 4, 2
+    worker.prefetch.held, worker.prefetch.parked = 4, 2
     assert look(scaler, worker) == 2
     assert scaler.info() == {"max": 8, "min": 2, "current": 2, "qty": 1}
 

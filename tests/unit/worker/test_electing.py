@@ -231,7 +231,7 @@ def test_many_that_fail_are_not_remembered_for_ever(desk: Callable[..., Desk]) -
 
 
 def test_without_registers_there_are_no_elections(desk: Callable[..., Desk], tmp_path: Any) -> None:
-    folders = {"data_folder_in": str(tmp_path), "data_folder_out": str(tmp_path)}
+    folders = dict.fromkeys(("data_folder_in", "data_folder_out", "control_folder"), str(tmp_path))
     one = desk(broker_url="filesystem://", broker_transport_options=folders)
     assert one.claim("none", {"task": "t"}) == elect.Claimed("none", False, None)
 
