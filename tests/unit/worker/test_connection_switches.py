@@ -177,7 +177,7 @@ class Failing:
             self.patience.set()
         raise ConnectionFailed("broken")
 
-    def stop(self, parent: Any) -> None:
+    def stop(self, parent: Any, *, terminate: bool = False) -> None:
         """Nothing to stop."""
 
 

@@ -21,6 +21,10 @@ from umbel.worker.orders import Order, Outcome
 from umbel.worker.pools.base import failure_of, soft_limit_disarmer
 
 
+class _TakenBack(BaseException):
+    """In the place of an interrupt that came too late."""
+
+
 class Guard:
     """The right to interrupt one thread during one order."""
 
@@ -63,16 +67,31 @@ class Guard:
         with self._lock:
             self._soft = False
             if self._sent is SoftTimeLimitExceeded:
-                _raise_in(self._ident, None)
-                self._sent = None
+                self._take_back()
 
     def disarm(self) -> None:
         """No interrupt after this, not even one that is under way; idempotent."""
         with self._lock:
             self._armed = False
             if self._sent is not None:
-                _raise_in(self._ident, None)
-                self._sent = None
+                self._take_back()
+
+    def _take_back(self) -> None:
+        """Undo what was sent, raised or not.
+
+        Merely cleared, CPython 3.11 goes on looking for it: every function begins slower, and one
+        that is traced not at all. So something else takes its place, and is raised here.
+        """
+        self._sent = None
+        if threading.get_ident() != self._ident:
+            _raise_in(self._ident, None)
+            return
+        try:
+            _raise_in(self._ident, _TakenBack)
+            for _ in range(10):  # it is raised at a jump
+                pass
+        except _TakenBack:
+            pass
 
 
 def run_guarded(run: Callable[[Order], Outcome], order: Order, guard: Guard, soft: bool) -> Outcome:

@@ -1,0 +1,121 @@
+"""An event as a row of the event log: the columns, and how an event fills them.
+
+The recorder writes these rows, the pipeline reads them; both know the columns from here. Common
+fields have columns of their own. The fields of a task are exactly what `task_states.read` keeps, so
+that the live view and the pipeline fold the same values. The whole event is kept as JSON in `raw`:
+nothing that a sender said is lost, whatever the columns hold.
+
+Three columns serve the fold. `present` has a bit for each field of the task that the event has,
+null or not, in the order of `FIELD_KIND`: a missing field is not a null one. `tie` decides
+between events that are equal in clock, timestamp, origin and type. `extra` has the fields that no
+table knows. Moments and signals are numbers or texts; their columns have them as JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from umbel.cluster.task_states import CLASS_FIELDS, FIELD_KIND, UNSET, Record, read, tie
+from umbel.wire.events import Event, encode
+
+_WHOLE_MAX: Final = 2**63 - 1
+
+# Columns of any event, of events of tasks, of heartbeats, and of elections; by kind.
+COMMON: Final = {
+    "type": "text",
+    "hostname": "text",
+    "pid": "whole",
+    "inc": "whole",
+    "seq": "whole",
+    "clock": "whole",  # as it was sent; null when it was not
+    "timestamp": "number",
+    "sync": "flag",
+}
+TASK: Final = {
+    "uuid": "text",
+    **{
+        field: "text" if kind in {"moment", "signal"} else kind
+        for field, kind in FIELD_KIND.items()
+    },
+    "present": "whole",
+    "tie": "whole",
+    "extra": "text",
+}
+NODE: Final = {
+    "freq": "number",
+    "active": "whole",
+    "processed": "whole",
+    "lost": "whole",
+    "sw_ident": "text",
+    "sw_ver": "text",
+}
+ELECTION: Final = {"id": "text", "topic": "text", "winner": "text"}
+RECEIPT: Final = {
+    "received": "number",  # Unix time, by the recorder's wall clock
+    "recorder": "text",
+    "raw": "text",
+}
+COLUMNS: Final = {**COMMON, **TASK, **NODE, **ELECTION, **RECEIPT}
+
+PRESENT_BIT: Final = {field: 1 << number for number, field in enumerate(FIELD_KIND)}
+# Whoever has all of these in common is one event.
+IDENTITY: Final = ("hostname", "inc", "pid", "clock", "timestamp", "type", "uuid")
+
+_AS_JSON: Final = frozenset(
+    field for field, kind in FIELD_KIND.items() if kind in {"moment", "signal"}
+)
+_TYPES: Final = {"text": (str,), "whole": (int,), "number": (int, float), "flag": (bool,)}
+
+
+def row(event: Event, received: float, recorder: str) -> dict[str, Any]:
+    """The row of a well-formed event (`wire.events.check`); columns that are null are left out."""
+    made: dict[str, Any] = {
+        "received": received,
+        "recorder": recorder,
+        "raw": encode(event).decode(),
+    }
+    for name in COMMON:
+        if (value := event.get(name)) is not None:
+            made[name] = value
+    made["timestamp"] = float(event["timestamp"])
+    if type(made.get("sync", True)) is not bool:
+        del made["sync"]
+    if event["type"].startswith("task-"):
+        _add_task(made, read(event))
+    else:
+        _add_known(made, event, NODE)
+        _add_known(made, event, ELECTION)
+    return made
+
+
+def _add_task(made: dict[str, Any], one: Record) -> None:
+    made["uuid"] = one.uuid
+    present = 0
+    for field in CLASS_FIELDS[one.event_class]:
+        value = getattr(one, field)
+        if value is UNSET:
+            continue
+        present |= PRESENT_BIT[field]
+        if value is not None:
+            made[field] = _json(value) if field in _AS_JSON else value
+    made["present"] = present
+    made["tie"] = tie(one)
+    if one.extra:
+        made["extra"] = one.extra.decode()
+
+
+def _add_known(made: dict[str, Any], event: Mapping[str, Any], kinds: Mapping[str, str]) -> None:
+    for name, kind in kinds.items():
+        value = event.get(name)
+        if type(value) not in _TYPES[kind]:
+            continue
+        if kind == "whole" and not -_WHOLE_MAX <= value <= _WHOLE_MAX:
+            continue
+        made[name] = value
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
