@@ -22,9 +22,9 @@ test: setup lint  ## check everything: lint, types, layers, tests (PYTEST_ARGS="
 	@$(LIMIT) $(BIN)/python -m pytest -q -m quiet $(PYTEST_ARGS) || [ $$? -eq 5 ]  # 5: none was chosen
 	@$(LIMIT) $(BIN)/python -m pytest -n 4 --dist loadgroup -m "not quiet" $(PYTEST_ARGS) || [ $$? -eq 5 ]
 
-soak: setup  ## 100,000 simulated clusters under faults (SOAK_ARGS="--nodes 9"), 10,000 elections of real ones
+soak: setup  ## 100,000 simulated clusters under faults (SOAK_ARGS="--nodes 9"); the long tests in full
 	@$(BIN)/umbel sim --seeds 100000 $(SOAK_ARGS)
-	@UMBEL_ELECTIONS=500 $(BIN)/python -m pytest tests/integration/test_elections.py
+	@SOAK=1 $(BIN)/python -m pytest --timeout 7200 -o faulthandler_timeout=0 $$(grep -rl "tests.sizes" tests --include="test_*.py")
 
 bench: setup  ## measure the cost of a task over the raw transport
 	@$(BIN)/python benchmarks/overhead.py

@@ -494,7 +494,7 @@ def test_a_worker_with_a_queue_of_its_own_is_reached_by_name(
     for name in names * 2:
         by_queue = client.send_task("who", queue=direct_queue(name))
         by_key = client.send_task("who", exchange="C.dq2", routing_key=name)
-        assert (by_queue.get(timeout=20), by_key.get(timeout=20)) == (name, name)
+        assert (by_queue.get(timeout=30), by_key.get(timeout=30)) == (name, name)
 
 
 def test_a_broadcast_reaches_every_worker(
@@ -541,12 +541,12 @@ def test_a_message_can_be_compressed_and_expire_and_be_late(
 
     start(app, "echoes")
     big = uuid.uuid4().hex * 2000
-    assert echo.apply_async((big,), compression="gzip").get(timeout=20) == big
+    assert echo.apply_async((big,), compression="gzip").get(timeout=30) == big
     assert (
-        echo.apply_async((big,), compression="bzip2", serializer="msgpack").get(timeout=20) == big
+        echo.apply_async((big,), compression="bzip2", serializer="msgpack").get(timeout=30) == big
     )
     late = echo.apply_async((1,), countdown=0.3)
     gone = echo.apply_async((1,), expires=-10)
-    assert late.get(timeout=20) == 1
+    assert late.get(timeout=30) == 1
     if broker_url.startswith("redis"):
         wait_until(lambda: gone.state == "REVOKED", 20, "the expired task to be revoked")

@@ -145,26 +145,26 @@ def test_a_replaced_task_gives_the_replacements_value_wherever_it_stands(
     in_chain = chain(s(app, "add", 1, 1), first, s(app, "total"), s(app, "add", 100)).delay()
     in_header = chord([s(app, "add", 7), first, s(app, "add", 9)], s(app, "echo")).delay()
     as_body = chord([s(app, "add", 7), s(app, "add", 8)], first).delay()
-    assert alone.get(timeout=20) == value
-    assert in_chain.get(timeout=20) == total + 100
-    assert in_header.get(timeout=20) == [7, value, 9]
-    assert as_body.get(timeout=20) == value
+    assert alone.get(timeout=30) == value
+    assert in_chain.get(timeout=30) == total + 100
+    assert in_header.get(timeout=30) == [7, value, 9]
+    assert as_body.get(timeout=30) == value
 
 
 def test_parts_of_a_chord_may_split_again_and_again(app: Umbel) -> None:
     result = chord([s(app, "split", 5), s(app, "split", 3)], s(app, "total")).delay()
-    assert result.get(timeout=20) == 8
+    assert result.get(timeout=30) == 8
 
 
 def test_parts_may_join_a_chord_that_runs(app: Umbel) -> None:
     result = chord([s(app, "joins", 3), s(app, "add", 2)], s(app, "echo")).delay()
-    assert sorted(result.get(timeout=20)) == [1, 2, 100, 101, 102]
+    assert sorted(result.get(timeout=30)) == [1, 2, 100, 101, 102]
 
 
 def test_a_retry_runs_later_under_the_same_id(app: Umbel) -> None:
     key = uuid.uuid4().hex
     result = app.tasks["retries"].delay(key, 2, countdown=0.2)
-    assert result.get(timeout=20) == 2
+    assert result.get(timeout=30) == 2
     numbers, times, ids = zip(*runs[key], strict=True)
     assert numbers == (0, 1, 2)
     assert set(ids) == {result.id}
@@ -174,20 +174,20 @@ def test_a_retry_runs_later_under_the_same_id(app: Umbel) -> None:
 def test_retries_end_with_the_error_that_says_so(app: Umbel) -> None:
     result = app.tasks["retries"].delay(uuid.uuid4().hex, 99, countdown=0)
     with pytest.raises(MaxRetriesExceededError, match="Can't retry retries"):
-        result.get(timeout=20)
+        result.get(timeout=30)
 
 
 def test_a_retried_step_keeps_its_chain_and_its_links(app: Umbel) -> None:
     key = uuid.uuid4().hex
     step = s(app, "retries", key, 1, countdown=0)
-    assert chain(step, s(app, "add", 10), s(app, "add", 100)).delay().get(timeout=20) == 111
+    assert chain(step, s(app, "add", 10), s(app, "add", 100)).delay().get(timeout=30) == 111
     parts = [s(app, "retries", f"{key}{n}", n, countdown=0) for n in range(3)]
-    assert chord(parts, s(app, "echo")).delay().get(timeout=20) == [0, 1, 2]
+    assert chord(parts, s(app, "echo")).delay().get(timeout=30) == [0, 1, 2]
 
 
 def test_errors_are_retried_automatically_in_async_tasks_too(app: Umbel) -> None:
     key = uuid.uuid4().hex
-    assert app.tasks["flaky"].delay(key).get(timeout=20) == "at last"
+    assert app.tasks["flaky"].delay(key).get(timeout=30) == "at last"
     assert len(runs[key]) == 3
 
 
@@ -197,7 +197,7 @@ def test_a_state_of_ones_own_is_seen_from_outside(app: Umbel) -> None:
     wait_until(lambda: result.state == "PROGRESS", 20, "the state to be seen")
     assert result.info == {"half": True}
     gates[key].set()
-    assert result.get(timeout=20) == "done"
+    assert result.get(timeout=30) == "done"
 
 
 @pytest.mark.parametrize(("how", "count"), [("requeue", 2), ("reject", 1), ("ignore", 1)])
@@ -205,20 +205,20 @@ def test_a_rejected_message_comes_back_only_if_asked_to(app: Umbel, how: str, co
     key = uuid.uuid4().hex
     result = app.tasks["steers"].delay(key, how)
     if count == 2:
-        assert result.get(timeout=20) == "second time"
+        assert result.get(timeout=30) == "second time"
     else:
         wait_until(lambda: runs[key], 20, "the task to run")
         # Whatever is sent after it has run when it would have come back.
-        assert app.tasks["add"].delay(1, 1).get(timeout=20) == 2
+        assert app.tasks["add"].delay(1, 1).get(timeout=30) == 2
         assert result.state == "PENDING"
     assert len(runs[key]) == count
 
 
 def test_what_a_task_sends_in_one_go_are_its_children(app: Umbel) -> None:
     result = app.tasks["fans_out"].delay(5)
-    ids = result.get(timeout=20)
+    ids = result.get(timeout=30)
     assert [child.id for child in result.children] == ids
-    assert [app.AsyncResult(one).get(timeout=20) for one in ids] == [0, 2, 4, 6, 8]
+    assert [app.AsyncResult(one).get(timeout=30) for one in ids] == [0, 2, 4, 6, 8]
 
 
 def test_two_hundred_tasks_sent_in_one_go_all_come_back(app: Umbel) -> None:

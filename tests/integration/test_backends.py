@@ -113,9 +113,9 @@ def test_celery_reads_what_we_store(app: Umbel, peer: celery.Celery) -> None:
     app.backend.store("ok", {"x": [1, None]}, "SUCCESS", request=Context(id="ok"))
     app.backend.store("bad", ValueError("bad", 3), "FAILURE", traceback="tb")
     app.backend.store("part", {"done": 3}, "PROGRESS")
-    assert peer.AsyncResult("ok").get(timeout=5) == {"x": [1, None]}
+    assert peer.AsyncResult("ok").get(timeout=30) == {"x": [1, None]}
     with pytest.raises(ValueError, match="bad"):
-        peer.AsyncResult("bad").get(timeout=5)
+        peer.AsyncResult("bad").get(timeout=30)
     assert peer.AsyncResult("bad").traceback == "tb"
     assert peer.AsyncResult("part").state == "PROGRESS"
     assert peer.AsyncResult("part").info == {"done": 3}
@@ -125,9 +125,9 @@ def test_we_read_what_celery_stores(app: Umbel, peer: celery.Celery) -> None:
     peer.backend.store_result("ok", {"x": 1}, "SUCCESS")
     peer.backend.store_result("bad", KeyError("k"), "FAILURE", traceback="tb")
     peer.backend.store_result("gone", celery.exceptions.TaskRevokedError("expired"), "REVOKED")
-    assert app.AsyncResult("ok").get(timeout=5) == {"x": 1}
+    assert app.AsyncResult("ok").get(timeout=30) == {"x": 1}
     with pytest.raises(KeyError, match="k"):
-        app.AsyncResult("bad").get(timeout=5)
+        app.AsyncResult("bad").get(timeout=30)
     assert repr(app.AsyncResult("gone").result) == "TaskRevokedError('expired')"
 
 
@@ -191,8 +191,8 @@ def test_prefix_expiry_and_compression_follow_the_settings(
     peer.conf.result_backend_transport_options = options
     app.backend.store("a", "x" * 100, "SUCCESS")
     assert client.ttl("shop_celery-task-meta-a") == -1
-    assert peer.AsyncResult("a").get(timeout=5) == "x" * 100
-    assert app.AsyncResult("a").get(timeout=5) == "x" * 100
+    assert peer.AsyncResult("a").get(timeout=30) == "x" * 100
+    assert app.AsyncResult("a").get(timeout=30) == "x" * 100
     leave(peer)
 
 
@@ -218,7 +218,7 @@ def test_a_server_that_is_away_is_waited_for_and_then_reported(
     storing.start()
     redis_server.start()
     storing.join(timeout=20)
-    assert patient.AsyncResult("b").get(timeout=5) == 2
+    assert patient.AsyncResult("b").get(timeout=30) == 2
 
 
 # -- push ----------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ def test_many_waiters_are_woken_by_push_and_nothing_stays_subscribed(
     ids = [uuid.uuid4().hex for _ in range(300)]
     values: dict[str, Any] = {}
     waiting = [
-        threading.Thread(target=lambda i=i: values.update({i: app.AsyncResult(i).get(timeout=20)}))
+        threading.Thread(target=lambda i=i: values.update({i: app.AsyncResult(i).get(timeout=30)}))
         for i in ids[:20]
     ]
     for thread in waiting:
@@ -240,7 +240,7 @@ def test_many_waiters_are_woken_by_push_and_nothing_stays_subscribed(
         target=lambda: [peer.backend.store_result(i, i, "SUCCESS") for i in reversed(ids)]
     )
     storing.start()
-    assert whole.get(timeout=20) == ids
+    assert whole.get(timeout=30) == ids
     for thread in (*waiting, storing):
         thread.join(timeout=20)
     assert values == {i: i for i in ids[:20]}
@@ -267,7 +267,7 @@ def test_a_result_stored_between_subscribing_and_reading_is_not_missed(app: Umbe
         result = app.AsyncResult(task_id)
         storing = threading.Thread(target=app.backend.store, args=(task_id, number, "SUCCESS"))
         storing.start()
-        assert result.get(timeout=10) == number
+        assert result.get(timeout=30) == number
         storing.join()
 
 
@@ -289,7 +289,7 @@ def test_waiters_survive_a_restart_of_the_server(
 
 def test_a_connection_cut_by_the_server_is_made_anew(app: Umbel, client: redis.Redis) -> None:
     got: list[Any] = []
-    waiting = threading.Thread(target=lambda: got.append(app.AsyncResult("cut").get(timeout=20)))
+    waiting = threading.Thread(target=lambda: got.append(app.AsyncResult("cut").get(timeout=30)))
     waiting.start()
     wait_until(lambda: client.pubsub_channels("*cut"))
     client.client_kill_filter(_type="pubsub")
@@ -320,7 +320,7 @@ def test_a_forked_child_waits_on_its_own(app: Umbel, client: redis.Redis) -> Non
         pid = os.fork()
         if pid == 0:
             try:
-                ok = app.AsyncResult("child").get(timeout=20) == 7
+                ok = app.AsyncResult("child").get(timeout=30) == 7
             except BaseException:
                 ok = False
             os._exit(0 if ok else 1)
@@ -340,7 +340,7 @@ import gevent, sys
 from umbel.app.umbel import Umbel
 app = Umbel("g", broker="memory://", backend=sys.argv[1])
 ids = [str(i) for i in range(20)]
-waiting = [gevent.spawn(lambda i=i: app.AsyncResult(i).get(timeout=10)) for i in ids]
+waiting = [gevent.spawn(lambda i=i: app.AsyncResult(i).get(timeout=30)) for i in ids]
 gevent.sleep(0.1)
 for i in ids:
     app.backend.store(i, i, "SUCCESS")
@@ -380,7 +380,7 @@ def test_a_chord_on_redis_runs_its_body_once_with_ordered_results(
     for message in (*reversed(parts), *parts):
         run(app, message)
     assert [task for task, _ in pump(app)] == ["total"]
-    assert result.get(timeout=5) == 10
+    assert result.get(timeout=30) == 10
     left = [str(key) for key in client.keys("celery-taskset-meta-*")]
     assert [key.rpartition(".")[2].strip("'") for key in left] == ["c"]
     assert client.get(f"celery-taskset-meta-{result.parent.id}.c") == b"done"
@@ -394,7 +394,7 @@ def test_nested_compositions_work_on_redis(app: Umbel) -> None:
     ).apply_async()
     pump(app)
     # 3 + 4 + (3 + 14) = 24
-    assert result.get(timeout=5) == 124
+    assert result.get(timeout=30) == 124
     nested = chord([add.s(1) | group(add.s(1), add.s(2)), add.s(9)], app.signature("echo"))
     nested.apply_async()
     (first, second) = messages(app)
@@ -412,9 +412,9 @@ def test_a_failed_part_stores_celerys_chord_error(app: Umbel, peer: celery.Celer
     result = chord(parts, app.signature("total")).apply_async()
     pump(app)
     with pytest.raises(ChordError) as ours:
-        result.get(timeout=5)
+        result.get(timeout=30)
     with pytest.raises(celery.exceptions.ChordError) as theirs:
-        peer.AsyncResult(result.id).get(timeout=5)
+        peer.AsyncResult(result.id).get(timeout=30)
     expected = "Dependency f1 raised ValueError('bad', 3)"
     assert str(ours.value) == str(theirs.value) == expected
 
@@ -456,8 +456,8 @@ def test_a_celery_chord_signature_is_applied_by_us(app: Umbel, peer: celery.Cele
     )
     result = theirs.apply_async()
     pump(app)
-    assert result.get(timeout=5) == 17
-    assert app.AsyncResult(result.id).get(timeout=5) == 17
+    assert result.get(timeout=30) == 17
+    assert app.AsyncResult(result.id).get(timeout=30) == 17
 
 
 def test_the_claim_of_a_worker_that_died_is_taken_over(app: Umbel, client: redis.Redis) -> None:
@@ -513,11 +513,11 @@ def test_a_result_comes_back_through_the_broker(make_app: MakeApp, amqp_url: str
     plain, failing = client.tasks["add"].delay(1, 2), client.tasks["fail"].delay()
     steps = chain(client.tasks["add"].s(1, 1), client.tasks["add"].s(5)).apply_async()
     pump(worker)
-    assert plain.get(timeout=10) == 3
-    assert steps.get(timeout=10) == 7
-    assert steps.parent.get(timeout=10) == 2
+    assert plain.get(timeout=30) == 3
+    assert steps.get(timeout=30) == 7
+    assert steps.parent.get(timeout=30) == 2
     with pytest.raises(ValueError, match="bad"):
-        failing.get(timeout=10)
+        failing.get(timeout=30)
     assert plain.state == "SUCCESS"
 
     async def awaited() -> Any:
@@ -532,14 +532,14 @@ def test_celery_and_we_answer_each_other_by_rpc(make_app: MakeApp, amqp_url: str
     peer = celery.Celery("peer", broker=amqp_url, backend="rpc://", set_as_current=False)
     theirs = peer.send_task("add", (1, 2))
     pump(app)
-    assert theirs.get(timeout=10) == 3
+    assert theirs.get(timeout=30) == 3
     mine = app.tasks["add"].delay(2, 3)
     (message,) = messages(app)
     request = CeleryContext(
         id=mine.id, reply_to=message.properties["reply_to"], correlation_id=mine.id, children=[]
     )
     peer.backend.store_result(mine.id, 5, "SUCCESS", request=request)
-    assert mine.get(timeout=10) == 5
+    assert mine.get(timeout=30) == 5
     peer.backend.result_consumer._connection.close()
     leave(peer)
 
@@ -571,7 +571,7 @@ def test_a_reply_consumer_that_lost_its_connection_comes_back(
     wait_until(lambda: not ready.is_set(), what="the loss to be noticed")
     backend.before_send(("x",))
     pump(worker)
-    assert result.get(timeout=20) == 2
+    assert result.get(timeout=30) == 2
 
 
 def test_replies_that_nobody_claims_are_bounded_and_counted(
@@ -592,7 +592,7 @@ def test_rpc_works_over_a_redis_broker_too(make_app: MakeApp, redis_url: str) ->
     client, worker = make_app(redis_url, "rpc://"), make_app(redis_url, "rpc://")
     result = client.tasks["add"].delay(1, 2)
     pump(worker)
-    assert result.get(timeout=10) == 3
+    assert result.get(timeout=30) == 3
 
 
 # -- revoke --------------------------------------------------------------------------------

@@ -206,7 +206,7 @@ def test_what_a_worker_holds_is_shown(site: Site, line: CommandLine) -> None:
 
 def test_answers_are_those_of_the_workers_in_both_forms(site: Site, line: CommandLine) -> None:
     site.worker("threads", "-n", "w1@here", "-E")
-    site.send("add", 1, 2).get(timeout=20)
+    site.send("add", 1, 2).get(timeout=30)
     client = site.app.control.inspect(timeout=5, limit=1)
     asked = ("-d", "w1@here", "-t", "10")
     assert line.rows("inspect", "ping", *asked) == [["w1@here", "pong"]]
@@ -278,7 +278,7 @@ def test_workers_obey(site: Site, line: CommandLine) -> None:
         ["w1@here", "more", "0"],
     ]
     assert said("resume", "celery") == "celery resumed"
-    assert sent.get(timeout=20) == 5
+    assert sent.get(timeout=30) == 5
     ran = line.run("control", "shutdown", "-d", "w1@here")
     assert (ran.code, ran.out) == (0, "told to end when their tasks have ended: w1@here\n")
     assert process.wait() == 0

@@ -41,7 +41,7 @@ def test_a_late_acknowledged_task_whose_delivery_is_void_is_cancelled_and_runs_a
         site.wait_until_begun("late")
         cut(site, request, worker)
         site.open_gate("late")
-        assert result.get(timeout=20) == "late", "its message stayed with the worker"
+        assert result.get(timeout=30) == "late", "its message stayed with the worker"
         assert site.runs("late") == 1
         assert worker.stop() == 0
         assert site.waiting() == 0
@@ -58,8 +58,8 @@ def test_a_late_acknowledged_task_whose_delivery_is_void_is_cancelled_and_runs_a
     assert result.state == "PENDING", "it was not revoked: it goes on"
     site.open_gate("late")
     site.open_gate("early")
-    assert result.get(timeout=20) == "late"
-    assert early.get(timeout=20) == "early", "nobody would run it again"
+    assert result.get(timeout=30) == "late"
+    assert early.get(timeout=30) == "early", "nobody would run it again"
     assert (site.runs("late"), site.runs("early")) == (2, 1)
     assert site.works()
     assert worker.stop() == 0
@@ -81,7 +81,7 @@ def test_a_late_acknowledged_task_runs_to_its_end_where_nothing_is_cancelled(
         site.wait_until_begun("late")
     for _ in range(runs):
         site.open_gate("late")
-    assert result.get(timeout=20) == "late"
+    assert result.get(timeout=30) == "late"
     wait_until(lambda: worker.output.count("wait_late") >= 2 * runs, what="all runs to end")
     assert site.works()
     assert site.runs("late") == runs

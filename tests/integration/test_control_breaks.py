@@ -252,7 +252,7 @@ def test_a_greenlet_that_listens_survives_breaks_and_failures(
     assert ping(site.app)
     assert ping(site.app)
     site.open_gate("running")
-    assert running.get(timeout=20) == "running"
+    assert running.get(timeout=30) == "running"
     assert site.works()
     assert worker.stop() == 0
     assert "Traceback" not in worker.output

@@ -37,7 +37,7 @@ from umbel.wire.control import (
     write_request,
 )
 
-LONG_S = 20.0
+LONG_S = 40.0
 GONE_S = 15.0
 WITH_KEYPREFIX = {"broker_transport_options": {"global_keyprefix": "app1:"}}
 

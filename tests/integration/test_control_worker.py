@@ -327,14 +327,14 @@ def test_a_queue_that_the_broker_refuses_does_no_harm(
 
 def test_limits_apply_at_once(broker_url: str, redis_url: str, start: Start, tasks: Tasks) -> None:
     inside = start(broker_url, redis_url, concurrency=2)
-    assert inside.send("spin", 0).get(timeout=20) == "to the end"
+    assert inside.send("spin", 0).get(timeout=30) == "to the end"
     assert tell(inside, "time_limit", task_name="spin", soft=0.1, hard=None) == {
         "ok": "time limits set successfully"
     }
     result = inside.send("spin", 20)
     assert "SoftTimeLimitExceeded" in repr(result.get(timeout=10, propagate=False))
     tell(inside, "time_limit", task_name="spin", soft=None, hard=None)
-    assert inside.send("spin", 0.3).get(timeout=20) == "to the end"
+    assert inside.send("spin", 0.3).get(timeout=30) == "to the end"
 
     assert tell(inside, "rate_limit", task_name="note", rate_limit="1/h") == {
         "ok": "new rate limit set successfully"

@@ -1,6 +1,6 @@
 """Elections among real workers: each is held, and each acts once, whoever is killed or stopped.
 
-`UMBEL_ELECTIONS` is how many each cluster holds; with it all clusters are of all kinds of pools.
+`ELECTIONS` is how many each cluster holds; in `make soak` all sizes of clusters hold 500.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from kombu import Exchange, Producer
 from tests.ears import Ears
 from tests.servers import RabbitMQServer, RedisServer, wait_until
 from tests.sites import APP, Site
+from tests.sizes import FULL, size
 from tests.workers import Program, WorkerProcess, run_umbel
 from umbel.app.events.outlet import event_exchange
 from umbel.app.results import AsyncResult
@@ -27,10 +28,8 @@ from umbel.broker.registers import register_for
 from umbel.cluster.election import node_of
 from umbel.wire.events import OWN_EXCHANGE
 
-# Taken out of the environment: what begins so is a setting for everybody else.
-FULL = "UMBEL_ELECTIONS" in os.environ
-ELECTIONS = int(os.environ.pop("UMBEL_ELECTIONS", "10"))
-SEED = int(os.environ.pop("UMBEL_ELECTIONS_SEED", "6"))
+ELECTIONS = int(os.environ.get("ELECTIONS", size(10, 500)))
+SEED = int(os.environ.get("ELECTIONS_SEED", "6"))
 # So many are held at a time, and during each such round one worker is killed or stopped.
 ROUND = 10
 SIZES = {
@@ -39,6 +38,8 @@ SIZES = {
 }
 DECISION_S = 5.0
 WORK = "work"
+# Claimed on RabbitMQ by who is killed before it could send: a moment that is seldom hit.
+GAPS_SHARE_MAX = 0.02
 
 
 def ask(site: Site, command: str, node: str, **arguments: Any) -> Any:
@@ -69,9 +70,13 @@ class Cluster:
         self.workers: dict[str, WorkerProcess] = {}
         self.elected: list[str] = []
         self.gaps: list[str] = []  # claimed by who died before it could send; RabbitMQ only
+        self.hit_winners = 0  # elections whose winner was killed or stopped meanwhile
         self.slowest_s = 0.0
         self._count = 0
         self._starting: list[WorkerProcess] = []
+        register = register_for(site.app.connection())
+        assert register is not None
+        self._register = register
         self.runner = site.worker(
             "threads", "-n", "runner@test", "-Q", WORK, "--without-gossip", "--without-mingle",
             concurrency=4,
@@ -89,7 +94,7 @@ class Cluster:
         for start in range(0, count, ROUND):
             self.grow(len(self.workers))
             self._round(min(ROUND, count - start))
-            for name, worker in self.workers.items():
+            for name, worker in {**self.workers, "runner": self.runner}.items():
                 assert worker.process.poll() is None, f"{name} ended: {worker.output[-3_000:]}"
 
     def _round(self, count: int) -> None:
@@ -117,6 +122,9 @@ class Cluster:
         if not kills:
             self.workers[victim].signal(signal.SIGCONT)
         self._account(open_, victim, kills)
+        if len(self.workers) > 1:
+            won = [self._winner(id_) for id_ in ids]
+            self.hit_winners += sum(one is not None and node_of(one) == victim for one in won)
         for election in again_later:
             election.election()
         self.elected += ids
@@ -127,6 +135,9 @@ class Cluster:
             self._start()
         else:
             self.workers[victim].signal(signal.SIGSTOP)
+
+    def close(self) -> None:
+        self._register.close()
 
     def _start(self) -> None:
         self._count += 1
@@ -160,26 +171,29 @@ class Cluster:
                 wait_until(lambda one=id_: self._ran(one), 10, f"{winner} to send {id_}")
 
     def _winner(self, id_: str) -> str | None:
-        register = register_for(self.site.app.connection())
-        assert register is not None
-        try:
-            return register.winner(id_)
-        finally:
-            register.close()
+        return self._register.winner(id_)
 
     def check(self) -> None:
-        """Everything ran once, also after everybody had time to do it again."""
+        """Everything ran once, also after everybody had time to do it again; all agree on who."""
         self.grow(len(self.workers))
+        winners: dict[str, set[str]] = {}
         for name in self.workers:
             wait_until(lambda one=name: not ask(self.site, "elections", one)["open"], 20, "calm")
-        wait_until(lambda: self.site.waiting(WORK) == 0, 20, "all that was sent to be run")
+            for id_, decided in ask(self.site, "elections", name)["decided"].items():
+                if decided["winner"] is not None:
+                    winners.setdefault(id_, set()).add(decided["winner"])
+        assert {id_: who for id_, who in winners.items() if len(who) > 1} == {}
+        wait_until(lambda: self.site.waiting(WORK) == 0, 20, "all that was sent to be taken")
+        for what in ("reserved", "active"):
+            wait_until(lambda one=what: not ask(self.site, one, "runner@test"), 20, "and run")
         runs = {id_: self.site.runs(id_) for id_ in self.elected}
         wrong = {id_: count for id_, count in runs.items() if count != 1 and id_ not in self.gaps}
         assert wrong == {}
         assert all(runs[id_] == 0 for id_ in self.gaps)
+        assert len(self.gaps) <= max(1, GAPS_SHARE_MAX * len(self.elected))
         for id_ in self.elected:
             if id_ not in self.gaps:
-                assert self.site.app.AsyncResult(id_).get(timeout=20) == 1
+                assert self.site.app.AsyncResult(id_).get(timeout=30) == 1
 
 
 @pytest.mark.timeout(120 + 10 * ELECTIONS)
@@ -189,14 +203,18 @@ def test_each_election_acts_once_although_workers_are_killed_and_stopped(
 ) -> None:
     cluster = Cluster(site, pool, SEED)
     began = time.monotonic()
-    for size in SIZES[pool]:
-        cluster.grow(size)
+    for nodes in SIZES[pool]:
+        cluster.grow(nodes)
         cluster.hold(ELECTIONS)
     cluster.check()
     print(
         f"{len(cluster.elected)} elections in {time.monotonic() - began:.0f} s, the slowest round "
-        f"{cluster.slowest_s:.1f} s, claimed and not sent {len(cluster.gaps)}"
+        f"{cluster.slowest_s:.1f} s, winners hit {cluster.hit_winners}, claimed and not sent "
+        f"{len(cluster.gaps)}"
     )
+    if FULL:
+        assert cluster.hit_winners > 0, "if no winner was killed or stopped it shows little"
+    cluster.close()
     for worker in cluster.workers.values():
         worker.signal(signal.SIGTERM)
     assert [worker.wait() for worker in cluster.workers.values()] == [0] * len(cluster.workers)
@@ -213,12 +231,12 @@ def test_the_result_of_an_elected_task_can_be_awaited_and_the_winner_asked_for(
     site: Site, tmp_path: Path
 ) -> None:
     names = ["one@test", "two@test", "three@test"]
-    with Ears(site.broker_url) as ears, own_ears(site) as own:
+    with celery_ears(site) as ears, Ears(site.broker_url) as own:
         for name, pool in zip(names, ["prefork", "solo", "threads"], strict=True):
             site.worker(pool, "-n", name, concurrency=1)
         result = signature(site, "add", 2, 3).election()
         assert isinstance(result, AsyncResult)
-        assert result.get(timeout=20) == 5
+        assert result.get(timeout=30) == 5
         told = own.wait_for("worker-elected", 3, id=result.id)
         assert {event["hostname"] for event in told} == set(names)
         (winner,) = {event["winner"] for event in told}
@@ -235,10 +253,10 @@ def test_the_result_of_an_elected_task_can_be_awaited_and_the_winner_asked_for(
     assert winner in shown.output
 
 
-def own_ears(site: Site) -> Ears:
-    """Hears the exchange of events that only Umbel's nodes know."""
+def celery_ears(site: Site) -> Ears:
+    """Hears what Celery's workers and monitors hear."""
     ears = Ears(site.broker_url)
-    ears.app.conf.event_exchange = OWN_EXCHANGE
+    ears.receiver._inlet._exchanges.remove(OWN_EXCHANGE)
     return ears
 
 
@@ -257,7 +275,7 @@ def test_a_handler_of_another_topic_runs_on_one_worker_and_may_fail_or_take_its_
     site.wait_until_begun("fine", 20)
     site.wait_until_begun("bad", 20)
     site.open_gate("slow")
-    assert signature(site, "add", 1, 1).election().get(timeout=20) == 2
+    assert signature(site, "add", 1, 1).election().get(timeout=30) == 2
     for name in names:
         wait_until(lambda one=name: not view(site, one)["open"], 20, "calm")
         assert len({"slow", "bad", "fine"} & set(view(site, name)["decided"])) == 3
@@ -275,8 +293,8 @@ def test_who_may_not_or_can_not_carry_it_out_is_not_elected(site: Site) -> None:
     assert "is not in election_allow" in answer["error"]
     ids = [f"add-{number}" for number in range(5)]
     for id_ in ids:
-        assert signature(site, "add", 1, 1, task_id=id_).election().get(timeout=20) == 2
-    assert signature(site, "record", "fine").election().get(timeout=20) == 1
+        assert signature(site, "add", 1, 1, task_id=id_).election().get(timeout=30) == 2
+    assert signature(site, "record", "fine").election().get(timeout=30) == 1
     decided = view(site, "open@test")["decided"]
     assert {decided[id_]["winner"] for id_ in ids} == {"open@test"}
     assert not set(ids) & set(view(site, "picky@test")["decided"])
@@ -290,7 +308,7 @@ def test_with_gossip_off_a_request_is_answered_with_a_clear_error(site: Site) ->
         answer = ask(site, command, "deaf@test", id="x", topic="task", action={"task": "t"})
         assert "--without-gossip" in answer["error"]
     site.worker("solo", "-n", "other@test", concurrency=1)
-    assert signature(site, "add", 1, 1).election().get(timeout=20) == 2
+    assert signature(site, "add", 1, 1).election().get(timeout=30) == 2
 
 
 def test_a_solo_worker_takes_part_while_it_runs_a_task(site: Site) -> None:
@@ -402,7 +420,7 @@ def test_hostile_requests_and_events_change_nothing_but_counters(site: Site) -> 
     names = ["one@test", "two@test"]
     pools = zip(names, ["threads", "solo"], strict=True)
     workers = [site.worker(pool, "-n", name, concurrency=1) for name, pool in pools]
-    assert signature(site, "add", 1, 1).election().get(timeout=20) == 2
+    assert signature(site, "add", 1, 1).election().get(timeout=30) == 2
     clocks = {name: ask(site, "clock", name)["clock"] for name in names}
     memory = {worker.pid: resident_kb(worker) for worker in workers}
     control = site.app.control
@@ -426,7 +444,7 @@ def test_hostile_requests_and_events_change_nothing_but_counters(site: Site) -> 
         assert ask(site, "clock", name)["clock"] < clocks[name] + 100_000
     site.app.control.election("next", "note", "next")
     site.wait_until_begun("next", 20)
-    assert signature(site, "add", 2, 2).election().get(timeout=20) == 4
+    assert signature(site, "add", 2, 2).election().get(timeout=30) == 4
     assert site.runs("next") == 1
     for worker in workers:
         assert worker.process.poll() is None

@@ -92,7 +92,7 @@ def test_a_message_goes_through_the_url_of_the_lease(home: Path) -> None:
     with Connection(lease.url) as connection:
         queue = connection.SimpleQueue("letters")
         queue.put("hello")
-        assert queue.get(timeout=10).payload == "hello"
+        assert queue.get(timeout=30).payload == "hello"
         queue.close()
     lease.close()
     wait_until_stopped(home)

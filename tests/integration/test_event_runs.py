@@ -1,7 +1,8 @@
 """A long run with broken connections: what was told adds up, and is in causal order.
 
-Five workers, ten thousand tasks, half of them sent by the other half, and three times all
-connections of the workers are cut. Two monitors watch from outside: ours and Celery's.
+Five workers, two thousand tasks (`make soak`: ten thousand), half of them sent by the other half,
+and three times all connections of the workers are cut. Two monitors watch from outside: ours and
+Celery's.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from celery.events.state import State as CeleryState
 from tests.ears import Ears
 from tests.servers import RabbitMQServer, RedisServer, wait_until
 from tests.sites import APP, Site
+from tests.sizes import size
 from tests.workers import WorkerProcess
 from umbel.app.events.state import State
 
-PARENTS, BREAKS = 5_000, 3
+PARENTS, BREAKS = size(1_000, 5_000), 3
 SETTINGS = {
     "task_send_sent_event": True,
     "task_ignore_result": True,

@@ -122,7 +122,7 @@ def test_a_half_open_connection_is_found_within_twice_the_heartbeat(
     worker, tally = bench.worker, bench.worker.tally
     flying = bench.send("late", "flying")
     assert bench.begun.wait(10)
-    assert bench.send("note", "before").get(timeout=10) == "before"
+    assert bench.send("note", "before").get(timeout=30) == "before"
     began = time.monotonic()
     assert bench.proxy.swallow(to_server=to_server) >= 1
     meanwhile = bench.send("note", "meanwhile")
@@ -179,8 +179,8 @@ def test_a_message_that_could_not_be_settled_is_settled_on_the_next_connection(
         assert bench.begun.wait(10)
         bench.proxy.swallow(to_server=to_server)
         bench.gate.set()
-        assert flying.get(timeout=10) == "flying"
-        assert bench.send("note", "after").get(timeout=10) == "after"
+        assert flying.get(timeout=30) == "flying"
+        assert bench.send("note", "after").get(timeout=30) == "after"
         wait_until(lambda: notes.hlen("unacked") == 0, what="every message to be settled")
         assert bench.worker.tally.connections_lost == 1
         assert bench.worker.tally.finished == 2, "each has run once"

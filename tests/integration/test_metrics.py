@@ -56,7 +56,7 @@ def test_tasks_are_counted_whatever_the_pool(redis_site: Site, pool: str) -> Non
     for number in range(5):
         site.send("add", number, 1)
     site.send("fail")
-    assert site.send("retry_until", "again", 1).get(timeout=20) == 1
+    assert site.send("retry_until", "again", 1).get(timeout=30) == 1
     scraper.finished("add", "SUCCESS", 5)
     scraper.finished("fail", "FAILURE", 1)
     scraper.finished("retry_until", "RETRY", 1)

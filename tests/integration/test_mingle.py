@@ -223,7 +223,7 @@ def test_a_worker_that_starts_skips_what_was_revoked_before_it_was_there(
     ask(site, "revoke_by_stamped_headers", "old@test", headers={"team": ["red"]})
     stamped = site.send("record", "stamped", stamped_headers=["team"], team=["red"])
     worker = site.worker(pool, "-n", "new@test", concurrency=1)
-    assert fine.get(timeout=20) == 1
+    assert fine.get(timeout=30) == 1
     for result in (revoked, stamped):
         wait_until(lambda one=result: one.state == "REVOKED", 20, "it to be skipped")
     assert site.order() == ["fine"]

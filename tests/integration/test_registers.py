@@ -24,6 +24,7 @@ from kombu.exceptions import OperationalError
 from tests.proxy import Proxy
 from tests.racers import QUEUE, election_ids, parcel_for, race_threads
 from tests.servers import RabbitMQServer, RedisServer, free_port, wait_until
+from tests.sizes import size
 from tests.workers import Program
 from umbel.broker import answers, claims, registers_amqp
 from umbel.broker.batches import Parcel, publish
@@ -32,7 +33,7 @@ from umbel.broker.connections import connect
 from umbel.broker.embedded import EMBEDDED_URL
 from umbel.broker.registers import MemoryRegister, register_for
 
-PROCESSES, IDS = 50, 200
+PROCESSES, IDS = 50, size(40, 200)
 LONG_S = 20.0
 ANYTHING = [
     "0b0d5d5e-8a0c-4e60-9f2a-0d6b7b1b2c3d",

@@ -48,11 +48,11 @@ def test_what_waits_and_what_is_held_is_told_at_once_and_never_runs(site: Site) 
         for result in (waiting, held, queued):
             # Whoever waits is told before the slot is free, or the eta has come.
             with pytest.raises(TaskRevokedError):
-                result.get(timeout=10)
+                result.get(timeout=30)
         site.open_gate("busy")
-        assert spared.get(timeout=20) == 1
+        assert spared.get(timeout=30) == 1
         with pytest.raises(TaskRevokedError):
-            stamped.get(timeout=20)
+            stamped.get(timeout=30)
         for result in (waiting, held, queued, stamped):
             (event,) = ears.wait_for("task-revoked", uuid=result.id)
             assert (event["terminated"], event["signum"], event["expired"]) == (False, None, False)
@@ -74,7 +74,7 @@ def test_a_task_that_runs_is_ended_and_the_next_one_runs(site: Site, pool: str) 
             "ok": f"terminate: {result.id}"
         }
         with pytest.raises(TaskRevokedError):
-            result.get(timeout=20)
+            result.get(timeout=30)
         (event,) = ears.wait_for("task-revoked", uuid=result.id)
         assert (event["terminated"], event["signum"]) == (True, signal.SIGTERM)
         stamped = site.send("spin", 60, stamped_headers=["team"], team=["red"])
@@ -114,11 +114,11 @@ def test_what_was_revoked_is_still_so_when_the_worker_comes_back(
     after = site.send("record", "after")
     again = with_state(site, path)
     again.wait_for("state file .*: 2 revocations")
-    assert after.get(timeout=20) == 1
+    assert after.get(timeout=30) == 1
     again.wait_for(rf"Discarding revoked task: {APP}\.record\[{revoked}\]")
     for one in (result, stamped):
         with pytest.raises(TaskRevokedError):
-            one.get(timeout=20)
+            one.get(timeout=30)
     assert site.order() == ["after"]
     assert tell(site, "revoked") == [revoked]
     assert tell(site, "clock")["clock"] > clock

@@ -20,7 +20,7 @@ def test_a_message_goes_through_the_broker(broker_url: str) -> None:
     with Connection(broker_url) as connection:
         queue = connection.SimpleQueue("letters")
         queue.put({"answer": 42})
-        message = queue.get(timeout=10)
+        message = queue.get(timeout=30)
         message.ack()
         queue.close()
     assert message.payload == {"answer": 42}

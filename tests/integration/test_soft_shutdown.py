@@ -26,7 +26,7 @@ def test_tasks_that_end_in_time_make_a_soft_stop_a_warm_one(site: Site, pool: st
     site.wait_until_waiting(1)
     assert not running.ready()
     site.open_gate("running")
-    assert running.get(timeout=20) == "running"
+    assert running.get(timeout=30) == "running"
     assert worker.wait() == 0
     assert site.waiting() == 1
     assert not waiting.ready()

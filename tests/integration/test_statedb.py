@@ -201,7 +201,7 @@ def test_a_task_revoked_just_before_its_worker_is_killed_does_not_run_afterwards
     after = place.client.send_task("run", ["after"])
     again = place.worker()
     again.wait_for("state file .*: 1 revocations")
-    assert after.get(timeout=20) == "after"
+    assert after.get(timeout=30) == "after"
     again.wait_for(rf"Discarding revoked task: run\[{revoked}\]")
     assert result.state == "REVOKED"
     assert place.runs("revoked") == 0
@@ -214,7 +214,7 @@ def test_a_task_revoked_while_its_worker_is_down_does_not_run_when_it_comes_back
     revoke(path, result.id)
     after = place.client.send_task("run", ["after"])
     worker = place.worker()
-    assert after.get(timeout=20) == "after"
+    assert after.get(timeout=30) == "after"
     assert place.runs("revoked") == 0
     assert worker.stop() == 0
     assert kept(path) == {result.id}
@@ -228,7 +228,7 @@ def test_a_second_worker_with_the_same_file_ends_with_a_line_and_the_first_goes_
     assert second.wait() == 2
     line = second.lines[-1]
     assert line.startswith(f"umbel: state file {place.path} is in use by another worker")
-    assert place.client.send_task("run", ["on"]).get(timeout=20) == "on"
+    assert place.client.send_task("run", ["on"]).get(timeout=30) == "on"
     place.client.send_task("revoke", ["x"])
     first.wait_for(r"\bsaved x$")
     assert first.stop() == 0
@@ -249,7 +249,7 @@ def test_a_file_of_something_else_ends_the_start_with_a_line(place: Place, path:
 def test_children_that_come_and_go_leave_the_file_alone(site: Site, path: Path) -> None:
     worker = site.worker("prefork", "--max-tasks-per-child", "1", "-S", str(path))
     for number in range(6):
-        site.send("record", str(number)).get(timeout=20)
+        site.send("record", str(number)).get(timeout=30)
     assert worker.stop() == 0
     clock = Clock()
     assert kept(path, clock) == set()

@@ -153,7 +153,7 @@ def test_bad_messages_get_their_documented_outcome_and_the_worker_goes_on(
     assert wrong == []
     assert not (tmp_path / "exploded").exists()
     site.open_gate("kept")
-    assert kept.get(timeout=10) == "kept"
+    assert kept.get(timeout=30) == "kept"
     assert site.runs("kept") == 1
     assert worker.stop() == 0
     assert site.waiting() == 0, "a bad message went back to the queue"
@@ -164,7 +164,7 @@ def test_a_body_of_100_mib_is_refused_and_the_worker_goes_on(site: Site) -> None
     worker = site.worker("threads")
     big = Bad("100 MiB", "MessageRefused", body=body_of('["' + "x" * (100 << 20) + '", 1]'))
     publish(site, big)
-    wait_until(lambda: outcome(site, big.id) == ("FAILURE", big.failure), 20, big.what)
+    wait_until(lambda: outcome(site, big.id) == ("FAILURE", big.failure), 60, big.what)
     assert "task_message_max_bytes" in site.app.AsyncResult(big.id).result.args[0]
     assert site.works()
     assert worker.stop() == 0

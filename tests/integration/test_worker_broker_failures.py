@@ -44,7 +44,7 @@ def test_a_worker_goes_on_when_redis_was_restarted(
     # Its wait ended with the server; that it failed is stored by the new one.
     wait_until(running.ready, 20, "the end of the task that waited on the old server")
     assert site.works()
-    assert held.get(timeout=20) >= 1
+    assert held.get(timeout=30) >= 1
     assert_outlived(worker.output)
     assert worker.stop() == 0
 
@@ -60,8 +60,8 @@ def test_a_task_that_runs_while_redis_is_restarted_is_acknowledged_when_it_ends(
     waiting = [site.send("record_late", f"waiting-{n}") for n in range(3)]
     site.wait_until_waiting(0)
     redis_server.restart()
-    assert running.get(timeout=20) == "running"
-    assert [result.get(timeout=20) for result in waiting] == [1, 1, 1]
+    assert running.get(timeout=30) == "running"
+    assert [result.get(timeout=30) for result in waiting] == [1, 1, 1]
     wait_until(lambda: site.notes.hlen("unacked") == 0, what="every message to be settled")
     assert worker.stop() == 0
     assert site.order() == ["running", "waiting-0", "waiting-1", "waiting-2"]
@@ -99,10 +99,10 @@ def test_a_worker_goes_on_when_rabbitmq_closed_its_connections(
     for _ in range(2):  # the late one is delivered again: its message was not acknowledged
         site.open_gate("late")
     site.open_gate("early")
-    assert running.get(timeout=20) == "early"
-    assert late.get(timeout=20) == "late"
+    assert running.get(timeout=30) == "early"
+    assert late.get(timeout=30) == "late"
     assert site.works()
-    assert held.get(timeout=20) >= 1
+    assert held.get(timeout=30) >= 1
     wait_until(lambda: site.runs("late") == 2, what="the second run")
     assert site.runs("early") == 1
     assert_outlived(worker.output)

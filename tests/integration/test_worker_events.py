@@ -37,7 +37,7 @@ def kinds(ears: Ears, uuid: str) -> list[str]:
 def test_every_pool_tells_the_story_of_a_task(ears: Ears, site: Site, pool: str) -> None:
     worker = site.worker(pool, "-E", "-n", "teller@test")
     result = site.send("add", 2, 3)
-    assert result.get(timeout=20) == 5
+    assert result.get(timeout=30) == 5
     ears.wait_for("task-succeeded", uuid=result.id)
     received, started, succeeded = story(ears, result.id)
     assert [e["type"] for e in (received, started, succeeded)] == [
@@ -83,7 +83,7 @@ def test_a_worker_says_hello_beats_and_says_good_bye_without_task_events(
 def test_without_heartbeats_a_worker_says_nothing_of_itself(ears: Ears, site: Site) -> None:
     worker = site.worker("threads", "-E", "--without-heartbeat")
     result = site.send("add", 1, 1)
-    result.get(timeout=20)
+    result.get(timeout=30)
     ears.wait_for("task-succeeded", uuid=result.id)
     worker.stop()
     assert not [event for event in ears.events if event["type"].startswith("worker-")]
@@ -134,7 +134,7 @@ def test_a_held_task_is_received_before_it_is_due(ears: Ears, site: Site) -> Non
     result = site.send("add", 1, 1, countdown=1.5)
     (received,) = ears.wait_for("task-received", uuid=result.id)
     assert received["eta"] is not None
-    assert result.get(timeout=20) == 2
+    assert result.get(timeout=30) == 2
     ears.wait_for("task-succeeded", uuid=result.id)
     assert kinds(ears, result.id) == ["task-received", "task-started", "task-succeeded"]
 
@@ -167,7 +167,7 @@ def test_a_stalled_loop_does_not_stop_the_heart(ears: Ears, site: Site) -> None:
     beats = ears.wait_for("worker-heartbeat", heard + 4)
     assert beats[-1]["active"] == 1
     site.open_gate("long")
-    assert result.get(timeout=20) == "long"
+    assert result.get(timeout=30) == "long"
 
 
 def test_a_worker_that_is_killed_says_no_good_bye(ears: Ears, site: Site) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.servers import wait_until
 from tests.sites import Site
+from tests.sizes import size
 from tests.workers import WorkerProcess
 from umbel.exceptions import WorkerLostError
 from umbel.worker.request import LOSSES_MAX
@@ -26,7 +27,7 @@ SOON_BACK = {
         "unacked_mutex_expire": 1,
     }
 }
-TASKS_COUNT, KILLS_COUNT, WORKER_KILLS_COUNT = 400, 20, 6
+TASKS_COUNT, KILLS_COUNT, WORKER_KILLS_COUNT = size(160, 400), size(8, 20), size(3, 6)
 
 
 def test_no_late_acknowledged_task_is_lost_when_processes_are_killed_under_load(
@@ -86,7 +87,7 @@ def test_an_early_acknowledged_task_whose_process_is_killed_fails(site: Site) ->
     site.worker("prefork")
     lost = site.send("die", "early")
     with pytest.raises(WorkerLostError, match="SIGKILL"):
-        lost.get(timeout=10)
+        lost.get(timeout=30)
     assert site.runs("early") == 1
     assert site.works(), "the process was not replaced"
     assert site.waiting() == 0
@@ -94,7 +95,7 @@ def test_an_early_acknowledged_task_whose_process_is_killed_fails(site: Site) ->
 
 def test_a_late_acknowledged_task_whose_process_is_killed_runs_again(site: Site) -> None:
     site.worker("prefork")
-    assert site.send("die_late", "late", 2).get(timeout=20) == 3
+    assert site.send("die_late", "late", 2).get(timeout=30) == 3
 
 
 def test_a_task_that_always_takes_its_process_with_it_fails_in_the_end(site: Site) -> None:
@@ -109,7 +110,7 @@ def test_a_task_that_always_takes_its_process_with_it_fails_in_the_end(site: Sit
 def test_a_late_acknowledged_task_that_must_not_run_again_fails(site: Site) -> None:
     site.worker("prefork")
     with pytest.raises(WorkerLostError):
-        site.send("die_late_once", "once").get(timeout=10)
+        site.send("die_late_once", "once").get(timeout=30)
     assert site.works()
     assert site.runs("once") == 1
     assert site.waiting() == 0
@@ -127,7 +128,7 @@ def test_messages_of_a_killed_worker_are_delivered_to_another_one(site: Site, po
     site.wait_until_begun("taken over")
     site.open_gate("taken over")
     site.open_gate("taken over")
-    assert result.get(timeout=10) == "taken over"
+    assert result.get(timeout=30) == "taken over"
 
 
 def test_other_tasks_go_on_while_pool_processes_are_killed(redis_site: Site) -> None:
@@ -144,7 +145,7 @@ def test_other_tasks_go_on_while_pool_processes_are_killed(redis_site: Site) -> 
     killer.start()
     try:
         results = [site.send("record_late", f"{n}", 0.02) for n in range(100)]
-        assert all(result.get(timeout=20) for result in results)
+        assert all(result.get(timeout=30) for result in results)
     finally:
         stop.set()
         killer.join()

@@ -36,7 +36,7 @@ def test_a_warm_shutdown_lets_tasks_end_and_gives_the_rest_back_at_once(
     assert measure() < 2
     assert not running.ready()
     site.open_gate("running")
-    assert running.get(timeout=10) == "running"
+    assert running.get(timeout=30) == "running"
     assert worker.wait(10) == 0
     assert site.waiting() == 5
     assert site.order() == ["running"]
@@ -99,7 +99,7 @@ def test_a_cold_shutdown_is_quick_and_late_acknowledged_tasks_go_back(
     if pool == "threads":
         site.open_gate("running")
         site.worker(pool)
-        assert (running.get(timeout=10), waiting.get(timeout=10)) == ("running", 1)
+        assert (running.get(timeout=30), waiting.get(timeout=30)) == ("running", 1)
 
 
 def test_a_solo_worker_that_runs_a_task_stops_cold_at_once(
@@ -125,7 +125,7 @@ def test_a_solo_worker_ends_its_task_before_it_stops_warm(site: Site) -> None:
     worker.wait_for(WARM_SAID)
     site.open_gate("running")
     assert worker.wait(10) == 0
-    assert running.get(timeout=10) == "running"
+    assert running.get(timeout=30) == "running"
     site.wait_until_waiting(1)
     assert site.runs("waiting") == 0
 

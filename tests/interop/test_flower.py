@@ -1,8 +1,8 @@
 """Flower against our workers: every page opens and tells the truth, every button does its work.
 
-One Flower per broker, the real program, and two workers: one with processes, which the autoscaler
-sizes and whose pool may be restarted, and one with threads, which sends no events of tasks until
-Flower asks for them. Buttons are pressed as the pages press them, over Flower's HTTP interface.
+One Flower per broker, the real program, and a worker of each pool. The one with processes is sized
+by the autoscaler; the others send no events of tasks until Flower asks for them; all pools but
+threads may be restarted. Buttons are pressed as the pages press them, over Flower's HTTP interface.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from tests.workers import READY, Program
 INSPECTED = {"stats", "active_queues", "registered", "scheduled", "active", "reserved", "revoked",
              "conf"}  # fmt: skip
 TASK_LISTS = {"scheduled", "active", "reserved", "revoked"}
+POOLS = ("prefork", "threads", "gevent", "solo")
 
 
 class Page(NamedTuple):
@@ -56,12 +57,15 @@ class Flower:
     broker: str
     port: int
     program: Program
-    prefork: Node
-    threads: Node
+    by_pool: dict[str, Node]
 
     @property
-    def nodes(self) -> tuple[Node, Node]:
-        return self.prefork, self.threads
+    def nodes(self) -> list[Node]:
+        return list(self.by_pool.values())
+
+    @property
+    def prefork(self) -> Node:
+        return self.by_pool["prefork"]
 
     def get(self, path: str, **query: Any) -> Page:
         return self._open(path, query, "GET")
@@ -127,19 +131,23 @@ def flower(
         return Node(f"{pool}@test", pool, pool, programs[pool], client, marks)
 
     try:
-        prefork = hire("prefork", "-E", "--autoscale", "2,1", worker_pool_restarts=True)
-        threads = hire("threads", "-c", "1")
+        nodes = {
+            "prefork": hire("prefork", "-E", "--autoscale", "2,1", worker_pool_restarts=True),
+            "threads": hire("threads", "-c", "1"),
+            "gevent": hire("gevent", "-c", "1", worker_pool_restarts=True),
+            "solo": hire("solo", worker_pool_restarts=True),
+        }
         programs["flower"] = Program(
             [sys.executable, "-m", "celery", "-A", APP, "flower",
              "--address=127.0.0.1", f"--port={port}"],
             cwd=tmp_path_factory.mktemp("flower"),
             env={**app_environment(settings), "FLOWER_UNAUTHENTICATED_API": "true"},
         )  # fmt: skip
-        for node in (prefork, threads):
+        for node in nodes.values():
             node.worker.wait_for(READY)
         programs["flower"].wait_for("Visit me at")
-        made = Flower(request.param, port, programs["flower"], prefork, threads)
-        wait_until(lambda: _is_complete(made), WAIT_S, "Flower to know both workers")
+        made = Flower(request.param, port, programs["flower"], nodes)
+        wait_until(lambda: _is_complete(made), WAIT_S, "Flower to know all workers")
         yield made
     finally:
         client.close()
@@ -148,8 +156,8 @@ def flower(
 
 
 def _is_complete(flower: Flower) -> bool:
-    """Whether both workers were heard and have answered; Flower's time-out is short."""
-    if len(flower.get("/api/workers", status=1).json) < 2:
+    """Whether all workers were heard and have answered; Flower's time-out is short."""
+    if len(flower.get("/api/workers", status=1).json) < len(POOLS):
         return False
     known = flower.get("/api/workers").json
     wanted = INSPECTED - TASK_LISTS
@@ -159,10 +167,9 @@ def _is_complete(flower: Flower) -> bool:
     return False
 
 
-@pytest.fixture(params=["prefork", "threads"])
+@pytest.fixture(params=POOLS)
 def node(request: pytest.FixtureRequest, flower: Flower) -> Node:
-    found: Node = getattr(flower, request.param)
-    return found
+    return flower.by_pool[request.param]
 
 
 # -- pages -----------------------------------------------------------------------------------
@@ -200,7 +207,10 @@ def test_the_page_of_a_worker_shows_what_it_has(flower: Flower, node: Node) -> N
     node.control("revoke", task_id=revoked)
     with node.busy() as running:
         waiting = []
-        if node is flower.threads:  # the other one grows
+        if node.pool in (
+            "threads",
+            "gevent",
+        ):  # prefork grows, solo takes nothing while it runs one
             waiting = [node.send("add", 5, kwargs={"y": 6})]
             node.wait_until_known(waiting[0].id, "reserved")
         known = flower.refreshed(node)
@@ -270,9 +280,9 @@ def test_tasks_can_be_looked_for(flower: Flower) -> None:
         assert [row["uuid"] for row in found["data"]] == [sent.id], search
 
 
-def test_a_task_that_is_sent_by_flower_runs(flower: Flower) -> None:
+def test_a_task_that_is_sent_by_flower_runs(flower: Flower, node: Node) -> None:
     url = f"http://127.0.0.1:{flower.port}/api/task/apply/t.add"
-    body = json.dumps({"args": [3, 4], "queue": flower.prefork.queue, "timeout": WAIT_S}).encode()
+    body = json.dumps({"args": [3, 4], "queue": node.queue, "timeout": WAIT_S}).encode()
     with urllib.request.urlopen(urllib.request.Request(url, data=body), timeout=WAIT_S) as answer:
         told = json.load(answer)
     assert (told["state"], told["result"]) == ("SUCCESS", 7)
@@ -303,8 +313,9 @@ def test_metrics_tell_of_our_workers_and_tasks(flower: Flower) -> None:
 # -- buttons ---------------------------------------------------------------------------------
 
 
-def test_the_pool_is_grown_and_shrunk(flower: Flower) -> None:
-    node = flower.threads
+@pytest.mark.parametrize("pool", ["threads", "gevent"])
+def test_the_pool_is_grown_and_shrunk(flower: Flower, pool: str) -> None:
+    node = flower.by_pool[pool]
     pressed = flower.press(f"/worker/pool/grow/{node.name}", n=2)
     assert pressed.json == {"message": f"Growing '{node.name}' worker's pool by 2"}
     with node.busy(), node.busy(), node.busy():
@@ -317,6 +328,14 @@ def test_the_pool_is_grown_and_shrunk(flower: Flower) -> None:
     assert "at least one must stay" in pressed.text
 
 
+def test_a_pool_of_one_says_that_it_can_not_grow(flower: Flower) -> None:
+    name = flower.by_pool["solo"].name
+    for button in ("grow", "shrink"):
+        pressed = flower.press(f"/worker/pool/{button}/{name}", n=1)
+        assert pressed.status == 403
+        assert "solo" in pressed.text
+
+
 def test_the_autoscaler_is_set(flower: Flower) -> None:
     node = flower.prefork
     pressed = flower.press(f"/worker/pool/autoscale/{node.name}", min=2, max=3)
@@ -326,9 +345,18 @@ def test_the_autoscaler_is_set(flower: Flower) -> None:
     assert stats["pool"]["max-concurrency"] == 2
     assert flower.press(f"/worker/pool/grow/{node.name}").status == 403
     assert flower.press(f"/worker/pool/autoscale/{node.name}", min=1, max=2).status == 200
-    pressed = flower.press(f"/worker/pool/autoscale/{flower.threads.name}", min=2, max=3)
-    assert pressed.status == 403
-    assert "Autoscale not enabled" in pressed.text
+    for other in set(flower.nodes) - {node}:
+        pressed = flower.press(f"/worker/pool/autoscale/{other.name}", min=2, max=3)
+        assert pressed.status == 403
+        assert "Autoscale not enabled" in pressed.text
+
+
+@pytest.mark.parametrize("pool", ["gevent", "solo"])
+def test_a_pool_without_processes_is_restarted(flower: Flower, pool: str) -> None:
+    node = flower.by_pool[pool]
+    pressed = flower.press(f"/worker/pool/restart/{node.name}")
+    assert pressed.json == {"message": f"Restarting '{node.name}' worker's pool"}
+    assert node.send("add", 1, 2).get(timeout=WAIT_S) == 3
 
 
 def test_the_pool_is_restarted(flower: Flower) -> None:
@@ -341,7 +369,7 @@ def test_the_pool_is_restarted(flower: Flower) -> None:
         WAIT_S,
         "other processes",
     )
-    pressed = flower.press(f"/worker/pool/restart/{flower.threads.name}")
+    pressed = flower.press(f"/worker/pool/restart/{flower.by_pool['threads'].name}")
     assert pressed.status == 403
     assert "Pool restarts not enabled" in pressed.text
 
@@ -383,11 +411,13 @@ def test_time_limits_are_set(flower: Flower, node: Node) -> None:
     assert flower.press("/task/timeout/t.sleep", workername=node.name).status == 200
 
 
-def test_a_waiting_task_is_revoked(flower: Flower) -> None:
-    node = flower.threads
+@pytest.mark.parametrize("pool", ["threads", "gevent", "solo"])
+def test_a_waiting_task_is_revoked(flower: Flower, pool: str) -> None:
+    node = flower.by_pool[pool]
     with node.busy():
         waiting = node.send("mark", kwargs={"mark": node.marks.name()})
-        node.wait_until_known(waiting.id, "reserved")
+        if pool != "solo":  # there it is still in the queue
+            node.wait_until_known(waiting.id, "reserved")
         pressed = flower.press(f"/task/revoke/{waiting.id}")
         assert pressed.json == {"message": f"Revoked '{waiting.id}'"}
         assert revoked_for(waiting) == "revoked"
@@ -405,8 +435,8 @@ def test_a_running_task_is_terminated(flower: Flower, node: Node) -> None:
     wait_until(lambda: not node.inspect("active"), WAIT_S, "its end")
 
 
-def test_a_task_is_aborted(flower: Flower) -> None:
-    with flower.threads.busy() as running:
+def test_a_task_is_aborted(flower: Flower, node: Node) -> None:
+    with node.busy() as running:
         assert flower.press(f"/task/abort/{running.id}").status == 200
         assert flower.get(f"/api/task/result/{running.id}").json["state"] == "ABORTED"
 
@@ -421,7 +451,7 @@ def test_workers_are_shut_down(flower: Flower) -> None:
     for node in flower.nodes:
         pressed = flower.press(f"/worker/shutdown/{node.name}")
         assert pressed.json == {"message": "Shutting down!"}
-    assert [node.worker.wait() for node in flower.nodes] == [0, 0]
+    assert [node.worker.wait() for node in flower.nodes] == [0] * len(POOLS)
     wait_until(
         lambda: not any(flower.get("/api/workers", status=1).json.values()), WAIT_S, "good-byes"
     )

@@ -45,16 +45,8 @@ class Mixed:
 
     def start(self, name: str, library: str, pool: str, *args: str) -> Program:
         command = [sys.executable, "-m", library, "-A", f"tests.interop.{library}_node", "worker"]
-        options = [
-            "-P",
-            pool,
-            "-c",
-            "1",
-            "-n",
-            name,
-            "-l",
-            "debug" if library == CELERY else "info",
-        ]
+        level = "debug" if library == CELERY else "info"
+        options = ["-P", pool, "-c", "1", "-n", name, "-l", level]
         program = Program(
             [*command, *options, *args],
             cwd=self.cwd,
@@ -62,7 +54,13 @@ class Mixed:
         )
         self.workers[name] = program
         program.wait_for(READY)
+        if library == CELERY:  # on Redis it subscribes after it has called itself ready
+            wait_until(lambda: self._answers(name), WAIT_S, f"{name} to hear commands")
         return program
+
+    def _answers(self, name: str) -> bool:
+        control = self.clients[UMBEL].app.control
+        return bool(control.ping(destination=[name], timeout=0.5))
 
     def ask(self, command: str, name: str, **arguments: Any) -> Any:
         """What one node answers."""

@@ -1,8 +1,8 @@
-"""Listening to what is broadcast: one queue of one's own, on a channel of its own.
+"""Listening to what is broadcast: queues of one's own, each of another exchange, on one channel.
 
 A `Listener` is open when its maker returns: whatever is published from then on is heard. On Redis
-that takes a confirmation, as a subscription begins when the server has read it; and a channel of
-its own, as kombu keeps one queue per exchange and channel there.
+that takes a confirmation, as a subscription begins when the server has read it; and a channel that
+nobody else uses, as kombu keeps one queue per exchange and channel there.
 
 `listen` waits for messages and hands on those that have come, until whoever takes them has enough.
 kombu alone would go on for as long as there are more, while nobody works on them.
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kombu import Connection, Consumer, Queue
@@ -46,24 +46,28 @@ OnRubbish = Callable[[Exception], None]
 
 
 class Listener:
-    """Hears one queue of an open connection, which it closes in the end; for one thread."""
+    """Hears queues of an open connection, which it closes in the end; for one thread."""
 
     def __init__(
-        self, connection: Connection, queue: Queue, on_message: OnMessage, on_rubbish: OnRubbish
+        self,
+        connection: Connection,
+        queues: Sequence[Queue],
+        on_message: OnMessage,
+        on_rubbish: OnRubbish,
     ) -> None:
         self.connection = connection
         self._on_message, self._on_rubbish = on_message, on_rubbish
         self._rubbish = 0
         self._wants_more = True
-        self._confirmed = False
+        self._confirmed_count = 0
         errors = (*connection.connection_errors, *connection.channel_errors, OSError)
         self._errors: tuple[type[BaseException], ...] = errors
         self._channel = channel = connection.channel()
         leave_compressed(channel)
-        self._consumer = Consumer(channel, [queue], on_message=self._take, no_ack=True, accept=None)
-        self._queue = self._consumer.queues[0]
+        self._consumer = Consumer(channel, queues, on_message=self._take, no_ack=True, accept=None)
+        self._queues: list[Queue] = list(self._consumer.queues)
         self._consumer.consume()
-        self._subscribes = self._queue.name in getattr(channel, "active_fanout_queues", ())
+        self._subscribes = self._queues[0].name in getattr(channel, "active_fanout_queues", ())
         if self._subscribes:
             channel.handlers["LISTEN"] = self._read_subscription
             self._await_confirmation()
@@ -108,17 +112,17 @@ class Listener:
             raise _lost(exc) from exc
 
     def close(self, *, lost: bool = False) -> None:
-        """Hang up; the queue goes too, unless it is a durable one."""
+        """Hang up; the queues go too, unless they are durable."""
         if not lost:
             with contextlib.suppress(Exception):
                 self._consumer.cancel()
-            if not self._queue.durable and self.connection.transport.driver_type != "amqp":
-                self._delete_queue()
+            for queue in self._queues:
+                if not queue.durable and self.connection.transport.driver_type != "amqp":
+                    self._delete(queue)
         hang_up(self.connection, lost=lost)
 
-    def _delete_queue(self) -> None:
+    def _delete(self, queue: Queue) -> None:
         """Where no server does it."""
-        queue = self._queue
         with contextlib.suppress(Exception):
             queue.delete()
         # In memory the exchange would go on filling it.
@@ -141,7 +145,7 @@ class Listener:
 
     def _await_confirmation(self) -> None:
         deadline = time.monotonic() + ANSWER_S
-        while not self._confirmed:
+        while self._confirmed_count < len(self._queues):
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise ConnectionError(f"the subscription was not confirmed within {ANSWER_S:g} s")
@@ -169,18 +173,24 @@ class Listener:
         heard = self._channel._handle_message(self._channel.subclient, words)
         kind = bytes_to_str(heard["type"])
         if kind == "psubscribe":
-            self._confirmed = True
+            self._confirmed_count += 1
         if not kind.endswith("message"):
             return
         try:
             data = heard["data"]
             if len(data) > ENVELOPE_BYTES_MAX:
                 raise Unreadable(f"{len(data)} bytes, more than {ENVELOPE_BYTES_MAX}")
-            self._channel._deliver_fanout_message(
-                loads(bytes_to_str(data)), self._queue.exchange.name
-            )
+            exchange = self._exchange_of(bytes_to_str(heard["pattern"]))
+            self._channel._deliver_fanout_message(loads(bytes_to_str(data)), exchange)
         except Exception as exc:  # noqa: BLE001 - nothing that is sent to us ends this
             self._drop(exc)
+
+    def _exchange_of(self, pattern: str) -> str:
+        """Whose subscription it is that a message came by."""
+        topic_of = self._channel._get_subscribe_topic
+        # Where keys have a prefix, so has the pattern.
+        found = (one for one in self._queues if pattern.endswith(topic_of(one.name)))
+        return str(next(found, self._queues[0]).exchange.name)
 
 
 def _lost(exc: BaseException) -> ConnectionError:

@@ -1,4 +1,4 @@
-"""The way in: a queue of one's own on the exchange of events, made anew whenever it breaks.
+"""The way in: a queue of one's own on each exchange of events, made anew whenever it breaks.
 
 Every try to connect goes once over the list of brokers. After a failed one there is a pause, which
 grows up to `BACKOFF_LAST_S`; waiting for it ends early when the owner stops. A break is logged
@@ -22,6 +22,7 @@ from umbel.broker.connections import hang_up
 from umbel.broker.listening import Listener, OnMessage, OnRubbish
 from umbel.exceptions import ImproperlyConfigured
 from umbel.wire.control import Request, write_request
+from umbel.wire.events import OWN_EXCHANGE
 from umbel.wire.signing import sign
 
 if TYPE_CHECKING:
@@ -47,12 +48,15 @@ class Inlet:
         routing_key: str,
         queue_ttl: float | None,
         queue_expires: float | None,
+        own: bool = False,
     ) -> None:
+        """`own` asks for the events of Umbel's own exchange as well."""
         self._app = app
         self._on_message, self._on_rubbish = on_message, on_rubbish
         self._template = connection
         self._routing_key = routing_key
         self._queue_ttl, self._queue_expires = queue_ttl, queue_expires
+        self._exchanges = list(dict.fromkeys([app.conf.event_exchange, *[OWN_EXCHANGE] * own]))
         self._name = str(uuid.uuid4())
         self._listener: Listener | None = None
         self.ready = threading.Event()
@@ -92,8 +96,8 @@ class Inlet:
         try:
             others = max(len(connection.alt) - 1, 0)
             connection.ensure_connection(max_retries=others, interval_start=0, interval_step=0)
-            queue = self._queue(connection)
-            self._listener = Listener(connection, queue, self._on_message, self._on_rubbish)
+            queues = [self._queue(name, connection) for name in self._exchanges]
+            self._listener = Listener(connection, queues, self._on_message, self._on_rubbish)
         except ImproperlyConfigured:
             hang_up(connection, lost=True)
             raise
@@ -156,7 +160,7 @@ class Inlet:
             made.answer_timeout_s = template.answer_timeout_s
         return made
 
-    def _queue(self, connection: Connection) -> Queue:
+    def _queue(self, exchange: str, connection: Connection) -> Queue:
         conf = self._app.conf
         durable, exclusive = conf.event_queue_durable, conf.event_queue_exclusive
         if durable and exclusive:
@@ -166,10 +170,11 @@ class Inlet:
             )
         # The broker may not have noticed yet that the last connection is gone, with its queue.
         name = self._name if durable else str(uuid.uuid4())
+        prefix = conf.event_queue_prefix if exchange == conf.event_exchange else exchange
         ttl, expires = self._queue_ttl, self._queue_expires
         return Queue(
-            f"{conf.event_queue_prefix}.{name}",
-            event_exchange(conf.event_exchange, connection),
+            f"{prefix}.{name}",
+            event_exchange(exchange, connection),
             routing_key=self._routing_key,
             durable=durable,
             exclusive=exclusive,

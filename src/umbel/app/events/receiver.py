@@ -1,4 +1,7 @@
-"""Receiving events: everything that nodes and clients tell, from a queue of one's own.
+"""Receiving events: everything that nodes and clients tell, from queues of one's own.
+
+Two exchanges are heard: the one that Celery's nodes use too, and Umbel's own (`umbelev`), so that
+the sequence numbers of a node have no holes where it told something to its own kind only.
 
 A `Receiver` opens nothing until it captures. `capture` hands every event to the handler of its
 type, or to that of `*`; `itercapture` yields them too. When the connection breaks, it is made anew,
@@ -110,6 +113,7 @@ class Receiver:
             routing_key=routing_key,
             queue_ttl=queue_ttl,
             queue_expires=queue_expires,
+            own=True,
         )
         self._stopping = self._inlet.stopping
         self._capturing = threading.Lock()
