@@ -1,8 +1,9 @@
 """How the tests are dealt out when several processes run them (`pytest -n 4 --dist loadgroup`).
 
 What stays together: a file, which may share what is slow to start, but not its two brokers, which
-share nothing; and a line of the interoperability tests. The groups that take longest go first, so
-that no process is left with one of them at the end.
+share nothing; a line of the interoperability tests; and all tests of the pipeline, which share one
+Spark. The groups that take longest go first, so that no process is left with one of them at the
+end.
 
 xdist has groups of its own, by mark; it writes them into the ids of tests where pytest 9.2 does not
 look for them any more, and then deals out single tests.
@@ -15,6 +16,7 @@ from typing import Any
 
 from xdist.scheduler import LoadScopeScheduling
 
+PIPELINE = "tests/pipeline"
 LINE = re.compile(r"\w+-to-\w+-\w+-on-(?:redis|amqp)(?:-rpc)?")
 # The files that take longest; of the others the one with most tests comes first.
 LONG = (
@@ -24,7 +26,7 @@ LONG = (
     "test_elections.py",
     "test_worker_outcomes.py",
     "test_embedded.py",
-    "test_control_worker.py",
+    "test_control_load.py",
     "test_celery_commands.py",
     "test_cli_control.py",
     "test_mixed_cluster.py",
@@ -40,6 +42,8 @@ LONG = (
 def group_of(nodeid: str) -> str:
     """The group of a test, by its id."""
     path, _, test = nodeid.partition("::")
+    if path.startswith(f"{PIPELINE}/"):
+        return PIPELINE
     choices = test.partition("[")[2].rstrip("]")
     if line := LINE.search(choices):
         return line.group()
@@ -49,6 +53,8 @@ def group_of(nodeid: str) -> str:
 
 def rank(group: str) -> int:
     """When it is a group's turn: the smallest goes first."""
+    if group == PIPELINE:
+        return -1
     name = group.partition(" ")[0].rpartition("/")[2]
     return LONG.index(name) if name in LONG else len(LONG)
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.inside import Inside
+from tests.integration import commanded as commanding
 from tests.servers import RabbitMQServer, RedisServer
 from tests.sites import Site
 from tests.workers import WorkerProcess
@@ -84,3 +86,29 @@ def measure() -> Callable[[], float]:
         return last - before
 
     return elapsed
+
+
+@pytest.fixture
+def tasks() -> commanding.Tasks:
+    """What the tasks of a commanded worker did."""
+    return commanding.Tasks()
+
+
+@pytest.fixture
+def commanded(tasks: commanding.Tasks) -> Iterator[commanding.Start]:
+    """`commanded(url, backend, settings=..., pool=...)` gives a worker in this process."""
+    made: list[Inside] = []
+
+    def begin(url: str, backend: str = "disabled://", **options: Any) -> Inside:
+        settings = {
+            "broker_url": url,
+            "result_backend": backend,
+            **options.pop("settings", {}),
+        }
+        made.append(Inside(settings, tasks.register, **options))
+        return made[-1].start()
+
+    yield begin
+    tasks.hold.set()
+    for inside in made:
+        inside.close()

@@ -43,6 +43,7 @@ def test_number(number):
         ("tests/a/test_x.py::test_y[redis-1]", "tests/a/test_x.py redis"),
         ("tests/a/test_x.py::test_y[1-amqp]", "tests/a/test_x.py amqp"),
         ("tests/a/test_x.py::test_y[rediss]", "tests/a/test_x.py"),
+        ("tests/pipeline/test_x.py::test_y[redis]", "tests/pipeline"),
         (
             "tests/i/test_x.py::test_y[umbel-to-celery-json-on-redis-2]",
             "umbel-to-celery-json-on-redis",
@@ -54,6 +55,7 @@ def test_the_group_of_a_test(nodeid: str, group: str) -> None:
 
 
 def test_the_long_ones_come_first() -> None:
+    assert rank("tests/pipeline") < rank(f"tests/{LONG[0]} redis")
     assert rank(f"tests/{LONG[0]} redis") < rank(f"tests/{LONG[-1]}") < rank("tests/test_other.py")
 
 

@@ -152,7 +152,7 @@ class Publisher:
             if ("exchange", exchange.name) not in link.declared:
                 exchange(link.channel).declare()
                 link.declared.add(("exchange", exchange.name))
-            publish_events(link.producer, exchange, events)
+            publish_events(link.producer, exchange, events, self._app.events.stream)
         except Exception as exc:  # noqa: BLE001 - every transport has its own errors
             self._app.events.sent_lost += len(events)
             logger.warning("%d task-sent events were lost: %s", len(events), exc)

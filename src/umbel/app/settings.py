@@ -63,6 +63,11 @@ class Setting:
 
 _PRIORITY = integer(0, 255)
 _POSITIVE = integer(1)
+_NAME_OR_NOTHING = Kind(
+    "a string, which may be empty",
+    lambda value: "" if value is None or value == "" else TEXT.check(value),
+    str,
+)
 
 BROKER = (
     Setting(
@@ -930,6 +935,23 @@ EVENTS = (
         "Seconds that task events wait for company before they are sent together: more costs "
         "less per event, less shows them sooner.",
         differs="Celery sends them at each turn of its loop",
+    ),
+    Setting(
+        "event_stream",
+        _NAME_OR_NOTHING,
+        "umbel.events",
+        "On Redis: the stream to which events go besides pub/sub, so that recorders miss none. The "
+        "first recorder makes it; before that nothing is kept. Empty switches it off, and then "
+        "recorders miss what is sent while they are away.",
+        differs="Celery keeps no events",
+    ),
+    Setting(
+        "event_stream_max",
+        _POSITIVE,
+        20_000,
+        "Entries that the stream keeps, each of 1 to 500 events of some 500 bytes; the oldest are "
+        "dropped. More bridges longer absences of recorders, for memory of the Redis server.",
+        differs="Celery keeps no events",
     ),
     Setting(
         "event_queue_prefix",

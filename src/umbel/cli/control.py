@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import math
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from umbel.cli import reply_tables
-from umbel.cli.asking import Address, ask, doubts, why_nobody
+from umbel.cli.asking import Address, ask, carry_out, doubts, why_nobody
 from umbel.cli.errors import FINE, NOBODY, CommandFailed, print_line, reaching
 from umbel.cli.group import Invocation
 from umbel.cli.remote import (
@@ -70,6 +71,16 @@ def _json(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
         return json.loads(value)
     except (ValueError, RecursionError) as exc:
         raise CommandFailed(f"{param.human_readable_name} {value!r} is not JSON: {exc}") from None
+
+
+def _pausing(
+    command: str, app: Umbel, address: Address, given: dict[str, Any], invocation: Invocation
+) -> int:
+    from umbel.app.control.control import pause_arguments
+
+    to_all = not address.destination and address.pattern is None
+    arguments = pause_arguments(given["queue"], to_all=to_all)
+    return carry_out(app, command, arguments, address, invocation)
 
 
 def _shutdown(app: Umbel, address: Address, given: dict[str, Any], invocation: Invocation) -> int:
@@ -176,8 +187,19 @@ _ENTRIES = (
         ),
     ),
     Entry("cancel_consumer", "Consume from QUEUE no longer.", (_QUEUE,)),
-    Entry("pause", "Take no messages from QUEUE until it is resumed.", (_QUEUE,)),
-    Entry("resume", "Take messages from a paused QUEUE again.", (_QUEUE,)),
+    Entry(
+        "pause",
+        "Take no messages from QUEUE until it is resumed; who joins later neither, unless only "
+        "some nodes are told.",
+        (_QUEUE,),
+        run=partial(_pausing, "pause"),
+    ),
+    Entry(
+        "resume",
+        "Take messages from a paused QUEUE again.",
+        (_QUEUE,),
+        run=partial(_pausing, "resume"),
+    ),
     Entry("enable_events", "Tell monitors what becomes of tasks."),
     Entry("disable_events", "Tell monitors no longer what becomes of tasks."),
     Entry("heartbeat", "Send a heartbeat now."),

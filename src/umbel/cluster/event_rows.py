@@ -3,7 +3,8 @@
 The recorder writes these rows, the pipeline reads them; both know the columns from here. Common
 fields have columns of their own. The fields of a task are exactly what `task_states.read` keeps, so
 that the live view and the pipeline fold the same values. The whole event is kept as JSON in `raw`:
-nothing that a sender said is lost, whatever the columns hold.
+nothing that a sender said is lost, whatever the columns hold. Characters that UTF-8 lacks (halves
+of surrogate pairs) are in the columns as escapes: `\\ud800`.
 
 Three columns serve the fold. `present` has a bit for each field of the task that the event has,
 null or not, in the order of `FIELD_KIND`: a missing field is not a null one. `tie` decides
@@ -13,6 +14,7 @@ table knows. Moments and signals are numbers or texts; their columns have them a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -67,22 +69,36 @@ IDENTITY: Final = ("hostname", "inc", "pid", "clock", "timestamp", "type", "uuid
 _AS_JSON: Final = frozenset(
     field for field, kind in FIELD_KIND.items() if kind in {"moment", "signal"}
 )
+_FIELDS: Final = {
+    name: [(field, PRESENT_BIT[field], field in _AS_JSON) for field in fields]
+    for name, fields in CLASS_FIELDS.items()
+}
+_UNFIT: Final = (UnicodeEncodeError, TypeError, ValueError, OverflowError, RecursionError)
 _TYPES: Final = {"text": (str,), "whole": (int,), "number": (int, float), "flag": (bool,)}
 
 
 def row(event: Event, received: float, recorder: str) -> dict[str, Any]:
-    """The row of a well-formed event (`wire.events.check`); columns that are null are left out."""
-    made: dict[str, Any] = {
+    """The row of a well-formed event (`wire.events.check`); null columns may be left out."""
+    try:
+        raw = _encode(event).decode()
+    except _UNFIT:
+        raw = raw_json(event)
+        event = {_utf8(key): _utf8(value) for key, value in event.items()}
+    get = event.get
+    made: dict[str, Any] = {  # written out, as this is done for every event
+        "type": event["type"],
+        "hostname": event["hostname"],
+        "pid": get("pid"),
+        "inc": get("inc"),
+        "seq": get("seq"),
+        "clock": get("clock"),
+        "timestamp": float(event["timestamp"]),
         "received": received,
         "recorder": recorder,
-        "raw": encode(event).decode(),
+        "raw": raw,
     }
-    for name in COMMON:
-        if (value := event.get(name)) is not None:
-            made[name] = value
-    made["timestamp"] = float(event["timestamp"])
-    if type(made.get("sync", True)) is not bool:
-        del made["sync"]
+    if type(sync := get("sync")) is bool:
+        made["sync"] = sync
     if event["type"].startswith("task-"):
         _add_task(made, read(event))
     else:
@@ -94,13 +110,13 @@ def row(event: Event, received: float, recorder: str) -> dict[str, Any]:
 def _add_task(made: dict[str, Any], one: Record) -> None:
     made["uuid"] = one.uuid
     present = 0
-    for field in CLASS_FIELDS[one.event_class]:
+    for field, bit, is_json in _FIELDS[one.event_class]:
         value = getattr(one, field)
         if value is UNSET:
             continue
-        present |= PRESENT_BIT[field]
+        present |= bit
         if value is not None:
-            made[field] = _json(value) if field in _AS_JSON else value
+            made[field] = _json(value) if is_json else value
     made["present"] = present
     made["tie"] = tie(one)
     if one.extra:
@@ -109,7 +125,7 @@ def _add_task(made: dict[str, Any], one: Record) -> None:
 
 def _add_known(made: dict[str, Any], event: Mapping[str, Any], kinds: Mapping[str, str]) -> None:
     for name, kind in kinds.items():
-        value = event.get(name)
+        value: Any = event.get(name)
         if type(value) not in _TYPES[kind]:
             continue
         if kind == "whole" and not -_WHOLE_MAX <= value <= _WHOLE_MAX:
@@ -118,4 +134,28 @@ def _add_known(made: dict[str, Any], event: Mapping[str, Any], kinds: Mapping[st
 
 
 def _json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
+    return _encode(value).decode()
+
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def raw_json(value: Any) -> str:
+    """Any decoded value as the JSON that it was; what was none is replaced, never refused.
+
+    The fast encoder refuses numbers of any size and halves of surrogate pairs, the slow one not.
+    """
+    try:
+        return _encode(value).decode()
+    except _UNFIT:
+        pass
+    try:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+    except _UNFIT:
+        return encode(value).decode()
+
+
+def _utf8(value: Any) -> Any:
+    if type(value) is not str:
+        return value
+    return value.encode("utf-8", "backslashreplace").decode()

@@ -48,7 +48,7 @@ class Lives:
         self._lives: dict[str, Life] = {}
         self._ends: list[tuple[float, str]] = []  # a heap; entries of former ends are skipped
         self._past: OrderedDict[str, None] = OrderedDict()  # keys whose life has ended
-        self._sums = [0] * BUCKET_COUNT
+        self._sums: dict[int, int] = {}  # of the buckets; those with 0 are left out
         self._next = 0  # the bucket that is told first the next time
 
     def __len__(self) -> int:
@@ -107,19 +107,25 @@ class Lives:
         return ended
 
     def _put(self, known: Life | None, life: Life) -> None:
-        bucket = _bucket_of(life.key)
+        change = _hash_of(life)
         if known is None:
             self._past.pop(life.key, None)
         else:
-            self._sums[bucket] ^= _hash_of(known)
+            change ^= _hash_of(known)
         self._lives[life.key] = life
-        self._sums[bucket] ^= _hash_of(life)
+        self._add_up(life.key, change)
         if known is None or known.until != life.until:
             heapq.heappush(self._ends, (life.until, life.key))
 
     def _remove(self, life: Life) -> None:
         del self._lives[life.key]
-        self._sums[_bucket_of(life.key)] ^= _hash_of(life)
+        self._add_up(life.key, _hash_of(life))
+
+    def _add_up(self, key: str, change: int) -> None:
+        bucket = _bucket_of(key)
+        total = self._sums.pop(bucket, 0) ^ change
+        if total:
+            self._sums[bucket] = total
 
     def _pop_first(self) -> Life:
         while True:
@@ -132,7 +138,7 @@ class Lives:
 
     def digest(self) -> dict[str, str]:
         """What another node needs to tell in which buckets we differ; ready for JSON."""
-        return {f"{bucket:x}": f"{total:x}" for bucket, total in enumerate(self._sums) if total}
+        return {f"{bucket:x}": f"{total:x}" for bucket, total in sorted(self._sums.items())}
 
     def beyond(self, sums: Mapping[int, int], limit: int) -> list[Life]:
         """The lives in the buckets that differ; beyond `limit` whole buckets wait.
@@ -141,7 +147,8 @@ class Lives:
         nodes that go on comparing come to agree. One that is full may have no use for a bucket
         and differ in it until it has got the others.
         """
-        differ = {n for n, total in enumerate(self._sums) if total != sums.get(n, 0)}
+        own = self._sums
+        differ = {n for n in own.keys() | sums.keys() if own.get(n, 0) != sums.get(n, 0)}
         if not differ:
             return []
         found: dict[int, list[Life]] = {}

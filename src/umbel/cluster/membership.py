@@ -37,8 +37,8 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple
 
 NODES_MAX: Final = 5_000
 MEMORY_MAX: Final = 10_000
@@ -154,9 +154,8 @@ def credible_freq_s(told: Any) -> float:
     return float(min(max(told, FREQ_MIN_S), FREQ_MAX_S))
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """What is known of a node."""
+class Member(NamedTuple):
+    """What is known of a node; made anew with every sign of life, so it has to be cheap."""
 
     node: Node
     heard_at_s: float
@@ -202,10 +201,15 @@ class Membership:
     def step(self, what: Input, now: float) -> list[Effect]:
         """Take one input; the changes that follow from it, in their order."""
         # Callers on several threads may read the time in one order and get here in another.
-        self._now = max(now, self._now)
+        self._now = max(self._now, now)
         if self._ticked_at is None:
             self._ticked_at = self._now
-        if isinstance(what, Tick):
+        if isinstance(what, Heard):
+            member = self._alive.get(what.hostname)
+            if member is not None and _is_of(what, member.node):  # nearly always
+                self._alive[what.hostname] = self._seen(member, what)
+                return []
+        elif isinstance(what, Tick):
             return self._tick()
         if what.hostname == self.hostname:
             return []
@@ -238,8 +242,10 @@ class Membership:
 
     def _heard(self, node: Node, what: Heard) -> list[Effect]:
         current = self.member(node.hostname)
-        if current is not None and current.node == node:
-            return self._sign(current, what)
+        if current is not None and current.node == node:  # it was lost, or `step` had known it
+            del self._lost[node.hostname]
+            self._alive[node.hostname] = self._seen(current, what)
+            return [Returned(node)]
         memory = self._recall(node)
         if memory is not None and memory.left:
             if node.inc is not None or what.kind != "online":
@@ -252,15 +258,12 @@ class Membership:
         gone = Lost(current.node, self._now - current.heard_at_s)
         return [gone, *self._enter(node, what, None)]
 
-    def _sign(self, member: Member, what: Heard) -> list[Effect]:
-        freq_s = member.freq_s if what.freq_s is None else credible_freq_s(what.freq_s)
-        hostname = what.hostname
-        if member.alive:
-            self._alive[hostname] = replace(member, heard_at_s=self._now, freq_s=freq_s)
-            return []
-        del self._lost[hostname]
-        self._alive[hostname] = Member(member.node, self._now, freq_s)
-        return [Returned(member.node)]
+    def _seen(self, member: Member, what: Heard) -> Member:
+        """The same node, which has just given a sign of life."""
+        freq_s, told = member.freq_s, what.freq_s
+        if told is not None and (told != freq_s or type(told) is not float):
+            freq_s = credible_freq_s(told)
+        return Member(member.node, self._now, freq_s)
 
     def _enter(self, node: Node, what: Heard, memory: _Memory | None) -> list[Effect]:
         """Put a node into the place of its hostname, which nobody alive needs any more."""
@@ -311,7 +314,7 @@ class Membership:
         for member in gone:
             hostname = member.node.hostname
             del self._alive[hostname]
-            self._lost[hostname] = replace(member, alive=False)
+            self._lost[hostname] = member._replace(alive=False)
         return [Lost(member.node, now - member.heard_at_s) for member in gone]
 
     # -- those who are over ------------------------------------------------------------
@@ -333,6 +336,13 @@ class Membership:
             if memory.until_s > self._now:
                 return
             del self._memories[node]
+
+
+def _is_of(what: Heard, node: Node) -> bool:
+    """Whether a sign of life is one of this incarnation, as far as it tells."""
+    if what.pid == node.pid and what.inc == node.inc:
+        return True
+    return what.pid is None and what.inc is None
 
 
 def _displaces(node: Node, current: Node, kind: Kind) -> bool:

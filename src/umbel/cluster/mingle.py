@@ -11,6 +11,9 @@ revocations. Between nodes of our own kind that takes as little as there is to t
 | a Celery worker         | its ids                   | clock, all our ids                       |
 | we, of a Celery worker  | (after its reply) our ids | clock, all its ids                       |
 
+Greetings and replies between nodes of our own kind also carry which queues are paused, all of it
+(`cluster.pauses`), added and checked by the caller.
+
 One *exchange* at a time: after the first one the others usually agree with us too. It goes on with
 the same node until the two agree, or nothing changes any more, or `ROUNDS_MAX`; and, while we
 mingle, with one node after the other until all that have answered agree.
@@ -134,6 +137,13 @@ class MergeIds:
 
 
 @dataclass(frozen=True, slots=True)
+class MergePauses:
+    """Take over which queues are paused: `Pauses.merge`."""
+
+    told: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """There is nothing left to wait for. `silent` were expected and have not answered."""
 
@@ -141,7 +151,7 @@ class Done:
     silent: tuple[str, ...]
 
 
-Effect = Hello | Witness | Merge | MergeIds | Done
+Effect = Hello | Witness | Merge | MergeIds | MergePauses | Done
 
 
 class _Exchange:
@@ -273,7 +283,10 @@ class Mingle:
             self._digests[hostname] = digest
         else:
             self.counts[BAD_DIGEST] += 1
-        return [Merge(reply["told"])] if reply.get("told") else []
+        effects: list[Effect] = [Merge(reply["told"])] if reply.get("told") else []
+        if reply.get("paused"):
+            effects.append(MergePauses(reply["paused"]))
+        return effects
 
     # -- comparing ---------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ What comes from others is bounded and never raises; what is refused is counted i
 | our own kind    | `{key: [stamp, until]}`         | joined; see `cluster.lives` for the laws     |
 | the same        | a stamp `SKEW_MAX_S` ahead      | now: its clock is wrong                      |
 | the same        | an end beyond `LIFE_MAX_S`      | `LIFE_MAX_S` from now                        |
+| whoever revokes | a stamp `SKEW_MAX_S` from now   | now: its clock is wrong                      |
 | a Celery worker | ids, or `{id: [monotonic, id]}` | revoked now, the first time that we see them |
 
 The last row needs a memory: Celery workers stamp ids anew whenever they hear of them, and would
@@ -162,14 +163,20 @@ class Revocations(Container[str]):
 
     # -- changes -----------------------------------------------------------------------
 
-    def revoke(self, task_ids: str | Iterable[str], now: float) -> list[Revocation]:
-        """Somebody revokes these tasks."""
+    def revoke(
+        self, task_ids: str | Iterable[str], now: float, stamp: Any = None
+    ) -> list[Revocation]:
+        """Somebody revokes these tasks; `stamp` is when, by that one's wall clock, if it is told.
+
+        All who hear of it then have the same time, and have nothing to exchange.
+        """
         given = [task_ids] if isinstance(task_ids, str) else task_ids
-        until = now + self.expires_s
-        lives = [Life(key, now, until) for key in given if self._is_id(key)]
+        at = self._moment(stamp, now)
+        until = at + self.expires_s
+        lives = [Life(key, at, until) for key in given if self._is_id(key)]
         return self._join(lives, [], now)
 
-    def revoke_headers(self, headers: Any, now: float) -> list[Revocation]:
+    def revoke_headers(self, headers: Any, now: float, stamp: Any = None) -> list[Revocation]:
         """Somebody revokes what carries these stamps: {name: value or values} or ["name=value"]."""
         if isinstance(headers, (list, tuple)):
             headers = _parted(headers)
@@ -177,7 +184,8 @@ class Revocations(Container[str]):
             self.counts[BAD_HEADER] += 1
             return []
         lives: list[Life] = []
-        until = now + self.expires_s
+        at = self._moment(stamp, now)
+        until = at + self.expires_s
         for name, value in headers.items():
             for one in _values(value):
                 key = _header_key(name, one)
@@ -186,7 +194,7 @@ class Revocations(Container[str]):
                 elif len(lives) >= READ_COUNT_MAX:
                     self.counts[TOO_MANY] += 1
                 else:
-                    lives.append(Life(key, now, until))
+                    lives.append(Life(key, at, until))
         return self._join([], lives, now)
 
     def note_task(
@@ -278,6 +286,18 @@ class Revocations(Container[str]):
                 self.counts[BAD_LIFE] += 1
                 continue
             yield Life(key, *map(float, times))
+
+    def _moment(self, stamp: Any, now: float) -> float:
+        """When a revoke was made; now, where the sender does not say, or its clock is wrong.
+
+        A clock that is behind would make the revocation end early, one that is ahead late.
+        """
+        if not _is_time(stamp):
+            return now
+        if stamp > now + SKEW_MAX_S:
+            self.counts[STAMP_AHEAD] += 1
+            return now
+        return now if stamp < now - min(SKEW_MAX_S, self.expires_s) else float(stamp)
 
     def _clamped(self, life: Life, now: float) -> Life:
         key, stamp, until = life

@@ -267,8 +267,12 @@ def tie(one: Record) -> int:
 
     Sixty-four bits with a sign, so that it fits a column of the event log as it is.
     """
-    content = [_plain(getattr(one, field)) for field in CLASS_FIELDS[one.event_class]]
-    told = _encoder.encode((one.hostname, content)) + one.extra
+    values = [one.hostname, *(getattr(one, field) for field in CLASS_FIELDS[one.event_class])]
+    content = [None if value is UNSET else [value] for value in values]
+    try:
+        told = _encoder.encode(content) + one.extra
+    except UnicodeEncodeError:  # half of a surrogate pair
+        told = repr(content).encode("ascii", "backslashreplace") + one.extra
     return int.from_bytes(blake2b(told, digest_size=8).digest(), "big", signed=True)
 
 
@@ -277,12 +281,6 @@ def position(one: Record) -> Order:
     return order(
         {"clock": one.clock, "timestamp": one.timestamp, "hostname": one.hostname, "pid": one.pid}
     )
-
-
-def _plain(value: Any) -> Any:
-    if type(value) is str:
-        return [value.encode("utf-8", "backslashreplace").decode()]
-    return None if value is UNSET else [value]
 
 
 # -- slow and obvious --------------------------------------------------------------------------

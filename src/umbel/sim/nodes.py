@@ -405,7 +405,7 @@ class Node:
                 self._note_revoked(self.revocations.merge(effect.told, self.wall_s()))
             elif isinstance(effect, mingle.MergeIds):
                 self._note_revoked(self.revocations.merge_ids(effect.ids, self.wall_s()))
-            elif self._world.story is not None:
+            elif isinstance(effect, mingle.Done) and self._world.story is not None:
                 self._world.remark(self.name, f"has mingled with {len(effect.answered)}")
 
 

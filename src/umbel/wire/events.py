@@ -28,7 +28,7 @@ EVENT_EXCHANGE: Final = "celeryev"
 MULTI_KEY: Final = "task.multi"
 # Events that only Umbel's own nodes and monitors are to hear, on an exchange of their own.
 OWN_EXCHANGE: Final = "umbelev"
-OWN_TYPES: Final = frozenset({"worker-elected"})
+OWN_TYPES: Final = frozenset({"worker-elected", "worker-revocation"})
 CONTENT_TYPE: Final = "application/json"
 CONTENT_ENCODING: Final = "utf-8"
 
@@ -84,13 +84,33 @@ def read(
     if not isinstance(content_type, str):
         return Reading([], [NOT_AN_EVENT])
     try:
-        if compression is not None:
-            body = decompress(as_bytes(body, limits), compression, limits.body_bytes)
-        encoding = content_encoding if isinstance(content_encoding, str) else CONTENT_ENCODING
-        content = decode(body, content_type, encoding, accept=accept, limits=limits)
+        content = open_body(
+            body,
+            content_type,
+            content_encoding,
+            accept=accept,
+            compression=compression,
+            limits=limits,
+        )
     except Refusal as refusal:
         return Reading([], [refusal.reason])
     return sort_out(content)
+
+
+def open_body(
+    body: Any,
+    content_type: str,
+    content_encoding: Any,
+    *,
+    accept: frozenset[str],
+    compression: Any = None,
+    limits: Limits = EVENT_LIMITS,
+) -> Any:
+    """What is in a message, whatever it is; raises `Refusal`."""
+    if compression is not None:
+        body = decompress(as_bytes(body, limits), compression, limits.body_bytes)
+    encoding = content_encoding if isinstance(content_encoding, str) else CONTENT_ENCODING
+    return decode(body, content_type, encoding, accept=accept, limits=limits)
 
 
 def sort_out(content: Any) -> Reading:

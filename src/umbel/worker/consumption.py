@@ -2,14 +2,27 @@
 
 A *paused* queue is still this worker's: messages stay in it until it is resumed, here or after a
 lost connection alike. What was taken before goes on.
+
+| a pause that is told            | holds for                                                   |
+| ------------------------------- | ----------------------------------------------------------- |
+| with a stamp, to everybody      | the cluster: nodes tell it to each other (`cluster.pauses`) |
+| without one, to some            | this worker, until it ends                                  |
+
+The last command holds here, whichever it was. What other nodes tell is heard on other threads. A
+worker that may not be paused (`control_allow`) knows it, and passes it on, but does not obey.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from kombu import Exchange, Queue
+
+from umbel.cluster.pauses import Pauses
 
 if TYPE_CHECKING:
     from umbel.worker.worker import Worker
@@ -18,9 +31,12 @@ if TYPE_CHECKING:
 class Consumption:
     """The queues of one worker."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, clock: Callable[[], float] = time.time) -> None:
         self._worker = worker
-        self.paused: set[str] = set()
+        self._clock = clock
+        self.paused: set[str] = set()  # here, for whatever reason, consumed or not
+        self._lock = threading.Lock()
+        self._pauses = Pauses()  # of the cluster
 
     @property
     def queues(self) -> list[Queue]:
@@ -41,13 +57,16 @@ class Consumption:
         if name not in queues.consumed:
             queues.consume_from = {**queues.consumed, name: queue}
         queues.add(queue)
-        self.paused.discard(name)
-        self._begin(queue)
+        if not self._pauses.is_paused(name):  # in the cluster: that is kept
+            self.paused.discard(name)
+        if name not in self.paused:
+            self._begin(queue)
 
     def drop(self, name: str) -> None:
         """Consume a queue no longer, also after a lost connection."""
         self._worker.app.queues.deselect([name])
-        self.paused.discard(name)
+        if not self._pauses.is_paused(name):
+            self.paused.discard(name)
         self._end(name)
 
     def pause(self, name: str) -> bool:
@@ -63,8 +82,58 @@ class Consumption:
         if name not in self.paused:
             return False
         self.paused.discard(name)
-        self._begin(self._worker.app.queues.consumed[name])
+        queue = self._worker.app.queues.consumed.get(name)
+        if queue is None:
+            return False
+        self._begin(queue)
         return True
+
+    # -- the cluster: any thread ---------------------------------------------------------
+
+    def say(self, name: str, stamp: float, paused: bool) -> bool:
+        """A queue is paused or resumed everywhere; False when a later word about it holds."""
+        with self._lock:
+            holds = self._pauses.say(name, stamp, paused, self._clock())
+            if holds and paused:
+                self.paused.add(name)  # whether it is consumed here or will be
+        return holds
+
+    def take_over(self, told: Any) -> None:
+        """Another node tells which queues are paused; the loop obeys when it turns."""
+        panel = self._worker.panel
+        with self._lock:
+            changed = self._pauses.merge(told, self._clock())
+            if not changed or panel is None or not panel.may("pause"):
+                return
+            self.paused.difference_update(changed)
+            self.paused.update(name for name, paused in changed.items() if paused)
+        panel.soon(lambda: self._obey(changed))
+
+    def told(self) -> dict[str, list[Any]]:
+        """What this node tells of paused queues."""
+        with self._lock:
+            return self._pauses.told()
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """How many words of others about pauses were not taken as they came, by reason."""
+        return dict(self._pauses.counts)
+
+    def summary(self) -> str:
+        """What heartbeats tell of paused queues: equal for equal knowledge, empty for none."""
+        with self._lock:
+            return self._pauses.summary()
+
+    def _obey(self, names: Iterable[str]) -> None:
+        """Consume what is to be consumed now; on the loop's thread, and maybe late."""
+        for name in names:
+            queue = self._worker.app.queues.consumed.get(name)
+            if name in self.paused:
+                self._end(name)
+            elif queue is not None:
+                self._begin(queue)
+
+    # -- on the connection ---------------------------------------------------------------
 
     def _declare(self, queue: Queue) -> None:
         """See whether the broker takes it, before anything depends on it.

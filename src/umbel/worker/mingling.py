@@ -110,9 +110,12 @@ class Mingling:
         if effect.destination is not None:
             to["destination"] = [effect.destination]
         timeout_s = mingle.WINDOW_S if effect.destination is None else mingle.EXCHANGE_S
+        arguments = _packed(effect.arguments)
+        if "digest" in arguments:
+            arguments |= self._paused()
         with contextlib.suppress(AllHeard):
             self._worker.app.control.mailbox.call(
-                "hello", _packed(effect.arguments), timeout_s=timeout_s, callback=on_reply, **to
+                "hello", arguments, timeout_s=timeout_s, callback=on_reply, **to
             )
         return following
 
@@ -139,9 +142,11 @@ class Mingling:
         if isinstance(effect, mingle.Witness):
             worker.app.clock.adjust(effect.clock)
         elif isinstance(effect, mingle.Merge):
-            worker.keep_revoked(worker.revocations.merge(effect.told, now))
+            worker.learn_revoked(worker.revocations.merge(effect.told, now), "mingle")
         elif isinstance(effect, mingle.MergeIds):
-            worker.keep_revoked(worker.revocations.merge_ids(effect.ids, now))
+            worker.learn_revoked(worker.revocations.merge_ids(effect.ids, now), "mingle")
+        elif isinstance(effect, mingle.MergePauses):
+            worker.consumption.take_over(effect.told)
 
     def _step(self, what: mingle.Input) -> list[mingle.Effect]:
         with self._lock:
@@ -159,18 +164,26 @@ class Mingling:
         found = mingle.answer(own, _unpacked(arguments), worker.revocations, time.time())
         if found is None:
             return None
-        worker.keep_revoked(found.changed)
+        worker.learn_revoked(found.changed, "mingle")
+        if arguments.get("paused"):
+            worker.consumption.take_over(arguments["paused"])
         reply = {**_packed(found.reply), "clock": worker.app.clock.forward()}
         nodes = worker.gossip.names() if worker.gossip is not None else []
         if "digest" in reply and nodes:
             reply["nodes"] = nodes
-        return reply
+        return reply | self._paused() if "digest" in reply else reply
+
+    def _paused(self) -> dict[str, Any]:
+        """Which queues are paused, for nodes of our kind; nothing where none was ever."""
+        told = self._worker.consumption.told()
+        return {"paused": told} if told else {}
 
     # -- later ---------------------------------------------------------------------------
 
     def summary(self) -> str:
-        """What heartbeats tell of our revocations."""
-        return mingle.summary_of(self._worker.revocations)
+        """What heartbeats tell of our revocations, and of the queues that are paused."""
+        revoked = mingle.summary_of(self._worker.revocations)
+        return revoked + self._worker.consumption.summary()
 
     def compared(self, hostname: str, summary: Any) -> None:
         """Another node's heartbeat told this of its revocations."""

@@ -37,6 +37,7 @@ from umbel.worker.pools.base import Pool, PoolClosed
 from umbel.worker.prefetch import Prefetch
 from umbel.worker.rates import RateLimits
 from umbel.worker.request import Request
+from umbel.worker.revocation_events import tell_revoked
 from umbel.worker.runner import Runner
 from umbel.worker.steps import WORKER_STEPS
 from umbel.worker.strategy import Receiver
@@ -256,6 +257,11 @@ class Worker:
         """Write revocations through to the state file, if there is one."""
         if changed and self.statedb is not None:
             self.statedb.save_revoked(changed)
+
+    def learn_revoked(self, changed: list[Revocation], method: str) -> None:
+        """Others have told of these: keep them, and tell that this worker knows."""
+        self.keep_revoked(changed)
+        tell_revoked(self, changed, method)
 
     def return_to_queue(self, request: Request) -> None:
         """This worker will not run it: somebody may, later. It goes behind all others."""

@@ -40,6 +40,8 @@ OWN = {
     "embedded_directory",
     "event_buffer_max",
     "event_flush_interval",
+    "event_stream",
+    "event_stream_max",
     "metrics_address",
     "task_message_max_bytes",
     "task_message_max_depth",

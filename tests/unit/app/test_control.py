@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from kombu.exceptions import OperationalError
@@ -99,8 +100,8 @@ COMMANDS: list[tuple[str, Callable[[Any], Any], str, dict[str, Any]]] = [
      {"queue": "q", "exchange": None, "exchange_type": "direct", "routing_key": None,
       "durable": False}),
     ("cancel_consumer", lambda c: c.cancel_consumer("q"), "cancel_consumer", {"queue": "q"}),
-    ("pause", lambda c: c.pause("q"), "pause", {"queue": "q"}),
-    ("resume", lambda c: c.resume("q"), "resume", {"queue": "q"}),
+    ("pause", lambda c: c.pause("q"), "pause", {"queue": "q", "stamp": ANY}),
+    ("resume", lambda c: c.resume("q"), "resume", {"queue": "q", "stamp": ANY}),
     ("enable_events", lambda c: c.enable_events(), "enable_events", {}),
     ("disable_events", lambda c: c.disable_events(), "disable_events", {}),
     ("heartbeat", lambda c: c.heartbeat(), "heartbeat", {}),
@@ -109,6 +110,16 @@ COMMANDS: list[tuple[str, Callable[[Any], Any], str, dict[str, Any]]] = [
     ("shutdown", lambda c: c.shutdown(), "shutdown", {}),
     ("own", lambda c: c.broadcast("mine", {"a": 1}, b=2), "mine", {"a": 1, "b": 2}),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("to", [{"destination": ["w1@h"]}, {"pattern": "w*"}])
+def test_a_pause_for_some_carries_no_time(app, node, to):
+    app.control.pause("q", **to)
+    app.control.resume("q")
+    wait_until(lambda: len(node.seen) == 2, what="the commands")
+    sent = [json.loads(body)["arguments"] for body, *_ in node.raw]
+    assert sent[0] == {"queue": "q"}
+    assert abs(sent[1]["stamp"] - time.time()) < LONG_S
 
 
 @pytest.mark.parametrize(
@@ -122,6 +133,8 @@ def test_a_command_goes_out_with_its_arguments_and_asks_for_no_reply(
     assert call(app.control) is None
     wait_until(lambda: node.seen, what="the command")
     body = json.loads(node.raw[0][0])
+    if method.startswith("revoke"):
+        assert abs(body["arguments"].pop("stamp") - time.time()) < 10
     assert body == {
         "method": method,
         "arguments": arguments,

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
@@ -82,8 +83,10 @@ SENT: dict[str, tuple[str, dict[str, Any]]] = {
         {"queue": "q", "exchange": "x", "exchange_type": "topic", "routing_key": "k.#"},
     ),
     "cancel_consumer q": ("cancel_consumer", {"queue": "q"}),
-    "pause q": ("pause", {"queue": "q"}),
-    "resume q": ("resume", {"queue": "q"}),
+    "pause q": ("pause", {"queue": "q", "stamp": ANY}),
+    "resume q": ("resume", {"queue": "q", "stamp": ANY}),
+    "pause q -d w1@h": ("pause", {"queue": "q"}),
+    "resume q --pattern w*": ("resume", {"queue": "q"}),
     "enable_events": ("enable_events", {}),
     "disable-events": ("disable_events", {}),
     "heartbeat": ("heartbeat", {}),

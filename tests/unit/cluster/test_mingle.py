@@ -18,6 +18,7 @@ from umbel.cluster.mingle import (
     Hello,
     Merge,
     MergeIds,
+    MergePauses,
     Mingle,
     Tick,
     Witness,
@@ -167,6 +168,15 @@ def test_every_clock_is_witnessed() -> None:
     hall = Hall(*peers)
     hall.step(Begin(["a", "b"]))
     assert hall.own.clock.value > 200
+
+
+def test_which_queues_are_paused_is_taken_over_from_our_own_kind_only() -> None:
+    told = {"q": [WALL_S, True]}
+    hall = Hall()
+    hall.step(Begin(["a", "b"]))
+    effects = hall.mingle.step(Answered("a", {"digest": NOTHING, "paused": told}), hall.now)
+    assert effects == [MergePauses(told)]
+    assert hall.mingle.step(Answered("b", {"revoked": [], "paused": told}), hall.now) == []
 
 
 def test_mingling_again_after_a_reconnect_begins_anew() -> None:

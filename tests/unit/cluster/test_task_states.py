@@ -243,3 +243,8 @@ def test_adding_says_whether_anything_is_new() -> None:
     assert not summary.add(started)
     assert not summary.add(read(event("started", 4)))
     assert summary.add(read(event("started", 6)))
+
+
+def test_half_a_surrogate_pair_has_its_place_too() -> None:
+    one, other = (event("progress", 1, hostname="w\ud800", x=x) for x in (1, 2))
+    assert task_of(one, other) == task_of(other, one)

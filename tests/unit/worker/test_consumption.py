@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -110,6 +111,31 @@ def test_dropping_or_adding_a_paused_queue_ends_its_pause(worker: Worker) -> Non
     worker.consumption.pause("b")
     worker.consumption.add("b", **DIRECT)
     assert consumed(worker) == {"b"}
+
+
+def test_a_pause_of_the_cluster_outlives_dropping_and_adding(worker: Worker) -> None:
+    consumption, now = worker.consumption, time.time()
+    assert consumption.say("a", now, paused=True)
+    assert consumption.pause("a")
+    consumption.drop("a")
+    consumption.add("a", **DIRECT)
+    assert consumed(worker) == {"b"}
+    assert not consumption.say("a", now - 1, paused=False), "a later word holds"
+    assert consumption.say("a", now + 1, paused=False)
+    assert consumption.resume("a")
+    assert consumed(worker) == {"a", "b"}
+
+
+def test_what_other_nodes_tell_is_obeyed_when_the_loop_turns(worker: Worker) -> None:
+    consumption, now = worker.consumption, time.time()
+    consumption.take_over({"a": [now, True], "elsewhere": [now, True]})
+    worker.inbox.run()
+    assert consumed(worker) == {"b"}
+    consumption.add("elsewhere", **DIRECT)
+    assert reconnect(worker) == {"b"}
+    consumption.take_over({"a": [now + 1, False], "elsewhere": [now - 1, False]})
+    worker.inbox.run()
+    assert consumed(worker) == {"a", "b"}
 
 
 def test_a_queue_that_rested_for_another_reason_stays_paused(worker: Worker) -> None:

@@ -210,6 +210,49 @@ def test_where_nobody_may_revoke_greetings_are_answered_and_not_believed(cluster
     assert closed.revocations.ids() == ["known"]
 
 
+def test_who_joins_takes_over_which_queues_are_paused_and_tells_what_it_knows(
+    cluster: Cluster,
+) -> None:
+    old = cluster.listen(cluster.worker("old@test"))
+    new = cluster.worker("new@test")
+    now = time.time()
+    old.consumption.say("old", now, paused=True)
+    new.consumption.say("new", now, paused=True)
+    assert old.mingling.summary() != new.mingling.summary() != ""
+    cluster.join(new)
+    assert old.consumption.paused == new.consumption.paused == {"old", "new"}
+    assert old.mingling.summary() == new.mingling.summary()
+    reply = old.mingling.answer({"from_node": "celery@test", "revoked": []})
+    assert reply is not None
+    assert "paused" not in reply, "Celery's workers know no pauses"
+
+
+def test_where_nobody_may_pause_a_pause_is_known_and_not_obeyed(cluster: Cluster) -> None:
+    cluster.settings["control_allow"] = "read-only"
+    closed = cluster.worker("closed@test")
+    told = {"celery": [time.time(), True]}
+    closed.mingling.answer({"from_node": "a@test", "digest": {}, "paused": told})
+    assert closed.consumption.told() == told
+    assert closed.consumption.paused == set()
+    assert [queue.name for queue in closed.consumption.queues] == ["celery"]
+
+
+@pytest.mark.parametrize(
+    ("paused", "reason"),
+    [
+        (7, "not-pauses"), (["celery"], "not-pauses"), ({"celery": True}, "bad-word"),
+        ({"celery": [2**70, True]}, "bad-word"), ({"": [1.0, True]}, "bad-queue"),
+    ],
+)  # fmt: skip
+def test_a_greeting_that_pauses_in_a_wrong_way_changes_a_counter(
+    cluster: Cluster, paused: Any, reason: str
+) -> None:
+    worker = cluster.worker("a@test")
+    worker.mingling.answer({"from_node": "b@test", "digest": {}, "paused": paused})
+    assert worker.consumption.paused == set()
+    assert worker.consumption.refused == {reason: 1}
+
+
 # -- later -----------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ Celery's, so that its nodes obey too; `pause`, `resume` and `queue_lengths` are 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 Replies = list[dict[str, Any]] | None
 TERM = "SIGTERM"
+# These tell when they were sent: all workers then note the same time. Celery's ignore it.
+STAMPED = frozenset({"revoke", "terminate", "revoke_by_stamped_headers"})
 
 
 class Control:
@@ -71,6 +74,8 @@ class Control:
         broker is away.
         """
         chosen = {**(arguments or {}), **extra}
+        if command in STAMPED:
+            chosen.setdefault("stamp", time.time())
         to = {"destination": destination, "pattern": pattern, "matcher": matcher}
         mailbox = self.mailbox if connection is None else Mailbox(self.app, connection)
         try:
@@ -245,14 +250,21 @@ class Control:
     def pause(
         self, queue: str, destination: Sequence[str] | None = None, **options: Any
     ) -> Replies:
-        """Have nobody take messages from a queue until `resume`; who joins later is not told."""
-        return self.broadcast("pause", {"queue": queue}, destination, **options)
+        """Have nobody take messages from a queue until `resume`, who joins later included.
+
+        Given a destination or a pattern, only those workers are meant, and only while they run.
+        """
+        to_all = destination is None and options.get("pattern") is None
+        arguments = pause_arguments(queue, to_all=to_all)
+        return self.broadcast("pause", arguments, destination, **options)
 
     def resume(
         self, queue: str, destination: Sequence[str] | None = None, **options: Any
     ) -> Replies:
         """Have a paused queue consumed again."""
-        return self.broadcast("resume", {"queue": queue}, destination, **options)
+        to_all = destination is None and options.get("pattern") is None
+        arguments = pause_arguments(queue, to_all=to_all)
+        return self.broadcast("resume", arguments, destination, **options)
 
     def queue_lengths(
         self, destination: Sequence[str] | None = None, timeout: float = 1.0, **options: Any
@@ -291,6 +303,11 @@ class Control:
     def close(self) -> None:
         """Take the inbox for replies away; it can be used again."""
         self.mailbox.close()
+
+
+def pause_arguments(queue: str, *, to_all: bool) -> dict[str, Any]:
+    """What `pause` and `resume` carry: told to all, a time, as of two commands the later holds."""
+    return {"queue": queue, "stamp": time.time()} if to_all else {"queue": queue}
 
 
 def _seconds(timeout: float | None) -> float:

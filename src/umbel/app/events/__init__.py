@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from umbel.app.events.dispatcher import Dispatcher as EventDispatcher
 from umbel.app.events.stamper import Event, Stamper
+from umbel.app.events.stream import EventStream
 
 if TYPE_CHECKING:
     from umbel.app.calls import Call
@@ -29,6 +30,7 @@ class Events:
         self._lock = threading.Lock()
         self._shared: dict[str, EventDispatcher] = {}
         self._stamper: Stamper | None = None
+        self._stream: EventStream | None = None
         self.synchronised = False  # this process is a worker: its clock is the cluster's
         self.sent_lost = 0  # task-sent events that did not go out
 
@@ -47,6 +49,14 @@ class Events:
         from umbel.app.events.state import State
 
         return State(**options)
+
+    @property
+    def stream(self) -> EventStream:
+        """Where events are kept for recorders, on Redis."""
+        if self._stream is None:
+            conf = self._app.conf
+            self._stream = EventStream(conf.event_stream, conf.event_stream_max)
+        return self._stream
 
     def default_dispatcher(self, hostname: str | None = None) -> EventDispatcher:
         """The dispatcher that this process shares, per node name; closed with the application."""

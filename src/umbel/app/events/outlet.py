@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kombu import Connection, Exchange, Producer
 
+from umbel.app.events.stream import EventStream
 from umbel.broker.connections import driver, hang_up
 from umbel.wire.events import (
     CONTENT_ENCODING,
@@ -34,23 +35,29 @@ def exchange_for(kind: str, app: Umbel) -> str:
     return OWN_EXCHANGE if kind in OWN_TYPES else str(app.conf.event_exchange)
 
 
-def publish_events(producer: Producer, exchange: Exchange, events: Sequence[Event]) -> None:
+def publish_events(
+    producer: Producer,
+    exchange: Exchange,
+    events: Sequence[Event],
+    stream: EventStream | None = None,
+) -> None:
     """Publish events as peers expect them: one of its own kind alone, several of tasks as a list.
 
-    All must be of one sender.
+    All must be of one sender. On Redis they also go to `stream`, in the same round trip.
     """
     alone = len(events) == 1
-    key = routing_key(events[0]["type"]) if alone else MULTI_KEY
-    producer.publish(
-        encode(events[0] if alone else events),
-        exchange=exchange.name,
-        routing_key=key,
-        headers={"hostname": events[0]["hostname"]},
-        content_type=CONTENT_TYPE,
-        content_encoding=CONTENT_ENCODING,
-        delivery_mode=1,
-        priority=0,
-    )
+    body = encode(events[0] if alone else events)
+    address: dict[str, Any] = {
+        "exchange": exchange.name,
+        "routing_key": routing_key(events[0]["type"]) if alone else MULTI_KEY,
+        "headers": {"hostname": events[0]["hostname"]},
+        "content_type": CONTENT_TYPE,
+        "content_encoding": CONTENT_ENCODING,
+    }
+    if stream is not None and stream.takes(producer.channel):
+        stream.publish(producer.channel, body, properties={"delivery_mode": 1}, **address)
+    else:
+        producer.publish(body, delivery_mode=1, priority=0, **address)
 
 
 class Outlet:
@@ -95,7 +102,7 @@ class Outlet:
             exchange = event_exchange(name, self._connection)
             exchange(self._producer.channel).declare()
             self._exchanges[name] = exchange
-        publish_events(self._producer, exchange, events)
+        publish_events(self._producer, exchange, events, self._app.events.stream)
 
     def close(self, *, lost: bool = False) -> None:
         """Hang up."""

@@ -20,8 +20,9 @@ def demo(scale: float) -> int:
     Starts an embedded broker and three workers with different pools in a temporary directory,
     sends fast, slow, failing, retried and delayed tasks, chains and chords, shows the progress
     and a table of what ran where. Then the workers elect one of them to do something once, and do
-    so again while the one that would have done it is killed. Exits with 1 if any result is wrong,
-    or anything was done twice.
+    so again while the one that would have done it is killed. All the while every event is recorded;
+    in the end Spark makes tables of them, and a page that shows what happened. Exits with 1 if any
+    result is wrong, or anything was done twice.
     """
     from umbel.cli.demo.show import run_demo
 

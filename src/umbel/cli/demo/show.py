@@ -16,6 +16,7 @@ from rich.table import Table
 from umbel.cli.demo import load
 from umbel.cli.demo.cluster import POOLS, Cluster
 from umbel.cli.demo.elections import hold_elections
+from umbel.cli.demo.history import History
 from umbel.cli.demo.score import Score
 
 RESULTS_TIMEOUT_S = 50.0
@@ -28,11 +29,12 @@ def run_demo(scale: float, console: Console) -> int:
     from umbel.cli.demo.tasks import app
 
     app.conf.embedded_directory = str(directory)
-    cluster = Cluster(directory)
+    cluster, history = Cluster(directory), History(directory, console)
     try:
         with console.status("starting an embedded broker and three workers"):
             # Joined first: the broker then lives until the last worker has left.
             app.backend.get_meta("is-the-broker-there")
+            history.start()
             began = time.monotonic()
             cluster.start()
         console.print(
@@ -41,9 +43,12 @@ def run_demo(scale: float, console: Console) -> int:
         )
         code = _run_load(app, cluster, scale, console)
         elected = hold_elections(cluster, console)
-        return code if elected else 1
+        cluster.stop()
+        told = history.finish()
+        return code if elected and told else 1
     finally:
         cluster.stop()
+        history.abandon()
         app.close()
         leave_embedded()
         shutil.rmtree(directory, ignore_errors=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from umbel.cluster.pauses import is_queue
 from umbel.worker.commands.registry import command
 from umbel.worker.panel import CommandState
 
@@ -12,7 +13,7 @@ OPTIONS = frozenset(
      "expires", "max_length"}
 )  # fmt: skip
 KINDS = ("direct", "topic", "fanout", "headers")
-NAME_BYTES_MAX = 255
+LATER = "{0} was {1} by a command with a later time: is the clock of your host behind?"
 
 
 @command
@@ -36,7 +37,8 @@ def add_consumer(
         routing_key=routing_key or name,
         **chosen,
     )
-    return {"ok": f"add consumer {name}"}
+    paused = ", which is paused" if name in state.worker.consumption.paused else ""
+    return {"ok": f"add consumer {name}{paused}"}
 
 
 @command
@@ -48,24 +50,31 @@ def cancel_consumer(state: CommandState, queue: Any = None, **_: Any) -> dict[st
 
 
 @command
-def pause(state: CommandState, queue: Any = None, **_: Any) -> dict[str, str]:
-    """Take no more messages from a queue until `resume`; what was taken goes on."""
-    name = _name(queue)
-    if not state.worker.consumption.pause(name):
+def pause(state: CommandState, queue: Any = None, stamp: Any = None, **_: Any) -> dict[str, str]:
+    """Take no more messages from a queue until `resume`; what was taken goes on.
+
+    With the time at which it was told, `stamp`, for the whole cluster, later joiners included.
+    """
+    name, consumption = _name(queue), state.worker.consumption
+    if stamp is not None and not consumption.say(name, stamp, paused=True):
+        return {"error": LATER.format(name, "resumed")}
+    if not consumption.pause(name):
         return {"ok": f"{name} is not consumed here"}
     return {"ok": f"{name} paused"}
 
 
 @command
-def resume(state: CommandState, queue: Any = None, **_: Any) -> dict[str, str]:
-    """Take messages from a paused queue again."""
-    name = _name(queue)
-    if not state.worker.consumption.resume(name):
+def resume(state: CommandState, queue: Any = None, stamp: Any = None, **_: Any) -> dict[str, str]:
+    """Take messages from a paused queue again; with a `stamp` in the whole cluster."""
+    name, consumption = _name(queue), state.worker.consumption
+    if stamp is not None and not consumption.say(name, stamp, paused=False):
+        return {"error": LATER.format(name, "paused")}
+    if not consumption.resume(name):
         return {"ok": f"{name} was not paused here"}
     return {"ok": f"{name} resumed"}
 
 
 def _name(queue: Any) -> str:
-    if not isinstance(queue, str) or not 0 < len(queue.encode()) <= NAME_BYTES_MAX:
+    if not is_queue(queue):
         raise ValueError(f"queue {queue!r:.300}: give the name of a queue")
-    return queue
+    return str(queue)

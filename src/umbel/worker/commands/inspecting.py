@@ -124,6 +124,7 @@ def _own(worker: Any) -> dict[str, Any]:
         "connections_lost": tally.connections_lost,
         "rebuilt_by_watchdog": tally.rebuilt_by_watchdog,
         "parked": worker.rates.parked_count,
+        "paused": sorted(worker.consumption.paused),
         "events_sent": events.sent if events is not None else 0,
         "events_lost": events.lost if events is not None else 0,
         "control_refused": dict(worker.panel.refused) if worker.panel is not None else {},

@@ -30,12 +30,13 @@ def revoke(
     task_id: Any = None,
     terminate: Any = False,
     signal: Any = None,
+    stamp: Any = None,
     **_: Any,
 ) -> dict[str, str]:
     """Do not run these tasks; with `terminate` end those that run."""
     ids = _ids(task_id)
     number = signal_number(signal)
-    _revoke(state, ids)
+    _revoke(state, ids, stamp, "terminate" if terminate else "revoke")
     if not terminate:
         return {"ok": f"tasks {_shown(ids)} flagged as revoked"}
     ended = _terminate(state, lambda request: request.id in ids, number)
@@ -44,23 +45,28 @@ def revoke(
 
 @command(anywhere=True)
 def terminate(
-    state: CommandState, signal: Any = None, task_id: Any = None, **_: Any
+    state: CommandState, signal: Any = None, task_id: Any = None, stamp: Any = None, **_: Any
 ) -> dict[str, str]:
     """Revoke these tasks and end those that run."""
-    return revoke(state, task_id, terminate=True, signal=signal)
+    return revoke(state, task_id, terminate=True, signal=signal, stamp=stamp)
 
 
 @command(anywhere=True)
 def revoke_by_stamped_headers(
-    state: CommandState, headers: Any = None, terminate: Any = False, signal: Any = None, **_: Any
+    state: CommandState,
+    headers: Any = None,
+    terminate: Any = False,
+    signal: Any = None,
+    stamp: Any = None,
+    **_: Any,
 ) -> dict[str, str]:
     """Do not run tasks that carry one of these stamps; with `terminate` end those that run."""
     worker, number = state.worker, signal_number(signal)
     refused = worker.revocations.counts[BAD_HEADER]
-    changed = worker.revocations.revoke_headers(headers, time.time())
+    changed = worker.revocations.revoke_headers(headers, time.time(), stamp)
     if worker.revocations.counts[BAD_HEADER] > refused:
         raise ValueError(f"headers {headers!r:.200}: give {{name: value}} or ['name=value']")
-    worker.keep_revoked(changed)
+    worker.learn_revoked(changed, "revoke_by_stamped_headers")
     _note_held(state)
     shown = _headers_shown(headers)
     if not terminate:
@@ -113,9 +119,9 @@ def _headers_shown(given: Any) -> dict[str, Any]:
     return {name: values if len(values) > 1 else values[0] for name, values in found.items()}
 
 
-def _revoke(state: CommandState, ids: set[str]) -> None:
+def _revoke(state: CommandState, ids: set[str], stamp: Any, method: str) -> None:
     worker = state.worker
-    worker.keep_revoked(worker.revocations.revoke(sorted(ids), time.time()))
+    worker.learn_revoked(worker.revocations.revoke(sorted(ids), time.time(), stamp), method)
     _note_held(state)
     running = {request.id for request in list(worker.tally.active.values())}
     elsewhere = ids - running

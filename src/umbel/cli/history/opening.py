@@ -1,0 +1,58 @@
+"""What the verbs share: the option for the tables, what is missing, and what went wrong."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from umbel.cli.errors import CommandFailed
+
+if TYPE_CHECKING:
+    from umbel.pipeline.reading import Tables
+
+_PACKAGES = frozenset({"duckdb", "fsspec", "numpy", "pandas", "py4j", "pyarrow", "pyspark"})
+
+tables_option = click.option(
+    "--tables",
+    "directory",
+    required=True,
+    metavar="DIR",
+    help="Where the tables are, as 'umbel history build' left them.",
+)
+
+
+@contextlib.contextmanager
+def needing_packages() -> Iterator[None]:
+    """A package that is not installed becomes one line that tells how to get it."""
+    try:
+        yield
+    except ModuleNotFoundError as exc:
+        package = (exc.name or "").partition(".")[0]
+        if package not in _PACKAGES:
+            raise
+        raise CommandFailed(
+            f"'umbel history' needs the package {package}: pip install 'umbel[history]'"
+        ) from None
+
+
+@contextlib.contextmanager
+def opened(directory: str) -> Iterator[Tables]:
+    """The tables of the last build."""
+    with needing_packages():
+        from umbel.pipeline.reading import Tables
+    with Tables(directory) as tables:
+        yield tables
+
+
+def names_of(value: str | None) -> list[str]:
+    """`a, b,c` as a list."""
+    names = [name.strip() for name in (value or "").split(",")]
+    return [name for name in names if name]
+
+
+def read_names(ctx: click.Context, param: click.Parameter, value: Any) -> list[str]:
+    """Names with commas between, given once or several times; for click's `callback`."""
+    return [name for text in value or () for name in names_of(text)]

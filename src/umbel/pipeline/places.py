@@ -1,0 +1,188 @@
+"""A directory of the pipeline: here, or behind anything that fsspec knows.
+
+Data goes through Spark. What goes through here is small: markers, manifests, what is in a folder,
+and removing what nobody needs any more. A file is written whole or not at all.
+
+Paths are relative to the place, with slashes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from umbel.pipeline.errors import HistoryError
+
+# Spark takes a path with one of these for a pattern.
+_PATTERN_SIGNS: Final = frozenset("[]{}*?\\")
+
+
+class Place:
+    """A directory by its path or URL; it need not be there yet."""
+
+    def __init__(self, url: str) -> None:
+        if not url:
+            raise HistoryError("a directory has no name: give a path or a URL")
+        if signs := sorted(_PATTERN_SIGNS & set(url)):
+            raise HistoryError(
+                f"{url}: Spark takes {' '.join(signs)} in a path for a pattern; "
+                "give a directory without"
+            )
+        scheme, colon, rest = url.partition("://")
+        self._fs: Any = None
+        if colon and scheme not in {"file", "local"}:
+            self._fs, self._root = _remote(url)
+            self.url = url.rstrip("/")
+        else:
+            self._root = str(Path(rest if colon else url).expanduser().absolute())
+            self.url = f"file://{self._root}"  # Hadoop wants signs as they are, not as in a URL
+        self.shown = url
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a directory of this machine."""
+        return self._fs is None
+
+    def at(self, path: str) -> str:
+        """A path of the place as Spark takes it."""
+        return f"{self.url}/{path}" if path else self.url
+
+    def names(self, folder: str = "") -> list[str]:
+        """What is in a folder, sorted; nothing when there is no such folder."""
+        with self._doing("read"):
+            try:
+                if self._fs is None:
+                    return sorted(path.name for path in Path(self._root, folder).iterdir())
+                self._fs.invalidate_cache()
+                found = self._fs.ls(self._inside(folder), detail=False)
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+        return sorted({name.rstrip("/").rpartition("/")[2] for name in found} - {""})
+
+    def size(self, path: str) -> int:
+        """How many bytes a file has."""
+        with self._doing("read"):
+            if self._fs is None:
+                return Path(self._root, path).stat().st_size
+            return int(self._fs.size(self._inside(path)))
+
+    def read_json(self, path: str) -> Any:
+        """The content of a small file; None when there is none."""
+        with self._doing("read"):
+            try:
+                if self._fs is None:
+                    content = Path(self._root, path).read_bytes()
+                else:
+                    content = self._fs.cat_file(self._inside(path))
+            except FileNotFoundError:
+                return None
+        try:
+            return json.loads(content)
+        except ValueError:
+            raise HistoryError(f"{self.shown}/{path} is damaged: it is no JSON") from None
+
+    def write_json(self, path: str, content: Any) -> None:
+        """Put a small file there, durably; whoever reads sees the old or the new one."""
+        data = json.dumps(content, indent=1).encode()
+        with self._doing("write"):
+            if self._fs is not None:
+                self._fs.pipe_file(self._inside(path), data)
+                return
+            target = Path(self._root, path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            hidden = target.with_name(f".{target.name}.new")
+            with hidden.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            hidden.replace(target)
+            _flush_folder(target.parent)
+
+    def make(self) -> None:
+        """Make the directory, and see that it can be written."""
+        with self._doing("write"):
+            if self._fs is None:
+                Path(self._root).mkdir(parents=True, exist_ok=True)
+                probe = Path(self._root, f".try-{os.getpid()}")
+                probe.touch()
+                probe.unlink()
+
+    def remove(self, path: str) -> None:
+        """Take away a file, or a folder with all that is in it; what is not there already is."""
+        with contextlib.suppress(FileNotFoundError), self._doing("write"):
+            if self._fs is not None:
+                self._fs.rm(self._inside(path), recursive=True)
+            elif Path(self._root, path).is_dir():
+                shutil.rmtree(Path(self._root, path))
+            else:
+                Path(self._root, path).unlink(missing_ok=True)
+
+    def flush(self, folder: str) -> None:
+        """Have the files of a folder on the disk before this returns."""
+        if self._fs is not None:
+            return
+        with self._doing("write"):
+            for path in [*Path(self._root, folder).rglob("*"), Path(self._root, folder)]:
+                _flush_folder(path)
+            _flush_folder(Path(self._root, folder).parent)
+
+    @contextlib.contextmanager
+    def locked(self, path: str) -> Iterator[None]:
+        """Hold a lock that ends with this process; only on this machine's disks."""
+        if self._fs is not None:
+            yield
+            return
+        with self._doing("write"):
+            target = Path(self._root, path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            fd = os.open(target, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise HistoryError(
+                    f"another build is writing {self.shown}: wait for it, or stop it"
+                ) from None
+            yield
+        finally:
+            os.close(fd)
+
+    def _inside(self, path: str) -> str:
+        return f"{self._root}/{path}" if path else self._root
+
+    @contextlib.contextmanager
+    def _doing(self, verb: str) -> Iterator[None]:
+        try:
+            yield
+        except (HistoryError, FileNotFoundError):
+            raise
+        except OSError as exc:
+            raise HistoryError(f"cannot {verb} {self.shown}: {exc.strerror or exc}") from exc
+        except Exception as exc:
+            if self._fs is None:
+                raise
+            raise HistoryError(f"cannot {verb} {self.shown}: {exc}") from exc
+
+
+def _flush_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _remote(url: str) -> tuple[Any, str]:
+    try:
+        import fsspec
+
+        filesystem, root = fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as exc:
+        raise HistoryError(f"cannot use {url}: {exc}") from exc
+    return filesystem, root.rstrip("/")

@@ -1,0 +1,149 @@
+"""Executions of tasks: one row for each, with how it went.
+
+The events of a task at one worker, in their order, are read as: a start begins an execution, the
+next end closes it. A worker that is given a task again, or two workers that run it at once, make
+several. Tasks that were revoked, expired or rejected before they began have none.
+
+Events can be lost. An end without a start is an execution of which the start is missing, and the
+other way round; an end that is told twice, without a receipt or start between, is one. A task that
+no worker knows (`NotRegistered`) was never begun.
+
+| column        | what it is                                                                  |
+| ------------- | --------------------------------------------------------------------------- |
+| uuid          | the task                                                                    |
+| attempt       | 1 for its first execution, in the order of events                           |
+| name          | the task's name                                                             |
+| worker        | the node that ran it                                                        |
+| incarnation   | the life of the node                                                        |
+| received      | when the node had it, before this execution, Unix seconds                   |
+| started       | when its code began; null when that event is missing                        |
+| ended         | when it ended; null when that event is missing, or it runs                  |
+| outcome       | SUCCESS, FAILURE, RETRY, REVOKED, REJECTED, CANCELLED; without an end       |
+|               | RUNNING, or LOST when its worker was, or began the task anew                |
+| runtime       | seconds, as the worker measured them; else from start to end                |
+| reason        | `exception`, `worker lost`, `time limit`, `retry`, `expired`, `terminated`, |
+|               | `revoked`, `rejected`, `requeued`, `cancelled`; of LOST `worker lost`,      |
+|               | `worker offline` or `event lost`; null for SUCCESS and RUNNING              |
+| exception     | what a failed or retried execution raised                                   |
+| missing       | `start` or `end`: which event of it is not in the log; null if none         |
+| started_clock | the clock of the start                                                      |
+| ended_clock   | the clock of the end                                                        |
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from umbel.pipeline.tables.shapes import check
+from umbel.pipeline.tables.workers import statuses
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+SCHEMA: Final = """
+    uuid STRING, attempt BIGINT, name STRING, worker STRING, incarnation BIGINT, received DOUBLE,
+    started DOUBLE, ended DOUBLE, outcome STRING, runtime DOUBLE, reason STRING, exception STRING,
+    missing STRING, started_clock BIGINT, ended_clock BIGINT
+"""
+# What each type of event is to an execution; another end in the same place says the same again.
+STEPS: Final = {
+    "task-sent": "name",
+    "task-received": "receipt",
+    "task-started": "start",
+    "task-succeeded": "end",
+    "task-failed": "end",
+    "task-revoked": "end",
+    "task-retried": "interim end",
+    "task-rejected": "interim end",
+    "task-cancelled": "interim end",
+}
+_STEPS: Final = " ".join(f"WHEN '{kind}' THEN '{step}'" for kind, step in STEPS.items())
+_PLACE: Final = "order_clock, timestamp, origin, type, tie"
+_HERE: Final = f"OVER (PARTITION BY uuid, hostname ORDER BY {_PLACE})"
+_BEFORE: Final = (
+    f"OVER (PARTITION BY uuid, hostname ORDER BY {_PLACE} "
+    "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
+)
+
+
+_IS_LOST: Final = "(ran_anew OR coalesce(status IN ('lost', 'offline'), false))"
+
+
+def attempts(events: DataFrame) -> DataFrame:
+    """One row for each execution; see the module's text."""
+    made = events.sparkSession.sql(
+        f"""
+        SELECT uuid, CAST(attempt AS BIGINT) AS attempt, name, placed.hostname AS worker,
+            life AS incarnation, coalesce(s.had, e.had) AS received, s.timestamp AS started,
+            e.timestamp AS ended,
+            CASE e.type WHEN 'task-succeeded' THEN 'SUCCESS' WHEN 'task-failed' THEN 'FAILURE'
+                WHEN 'task-retried' THEN 'RETRY' WHEN 'task-revoked' THEN 'REVOKED'
+                WHEN 'task-rejected' THEN 'REJECTED' WHEN 'task-cancelled' THEN 'CANCELLED'
+                ELSE IF({_IS_LOST}, 'LOST', 'RUNNING') END AS outcome,
+            coalesce(e.runtime, IF(e.timestamp >= s.timestamp, e.timestamp - s.timestamp, NULL))
+                AS runtime,
+            CASE e.type WHEN 'task-succeeded' THEN NULL WHEN 'task-retried' THEN 'retry'
+                WHEN 'task-failed' THEN CASE
+                    WHEN e.exception LIKE '%WorkerLost%' THEN 'worker lost'
+                    WHEN e.exception LIKE '%TimeLimitExceeded%' THEN 'time limit'
+                    ELSE 'exception' END
+                WHEN 'task-revoked' THEN CASE WHEN e.expired THEN 'expired'
+                    WHEN e.terminated THEN 'terminated' ELSE 'revoked' END
+                WHEN 'task-rejected' THEN IF(coalesce(e.requeue, false), 'requeued', 'rejected')
+                WHEN 'task-cancelled' THEN 'cancelled'
+                ELSE CASE WHEN status IN ('lost', 'offline') THEN concat('worker ', status)
+                    WHEN ran_anew THEN 'event lost' END END AS reason,
+            e.exception AS exception,
+            CASE WHEN s IS NULL THEN 'start' WHEN e IS NULL AND {_IS_LOST} THEN 'end' END
+                AS missing,
+            s.order_clock AS started_clock, e.order_clock AS ended_clock
+        FROM {{placed}} AS placed LEFT JOIN {{lives}} AS lives
+            ON placed.hostname = lives.hostname AND placed.life <=> lives.incarnation
+        """,  # noqa: S608 - our own names
+        placed=executions(events),
+        lives=statuses(events),
+    )
+    return check(made, SCHEMA)
+
+
+def executions(events: DataFrame) -> DataFrame:
+    """Executions with their start `s` and their end `e`, of which one may be null."""
+    return events.sparkSession.sql(
+        f"""
+        WITH told AS (
+            SELECT uuid, hostname, incarnation, order_clock, timestamp, origin, type, tie,
+                runtime, exception, terminated, expired, requeue,
+                CASE type {_STEPS} END AS step,
+                max(name) OVER (PARTITION BY uuid) AS task_name
+            FROM {{events}} WHERE class IS NOT NULL
+        ), steps AS (
+            SELECT *, lag(step) {_HERE} AS prior,
+                last(IF(step = 'receipt', timestamp, NULL), true) {_BEFORE} AS had
+            FROM told WHERE step != 'name'
+        ), numbered AS (
+            SELECT *, count_if(
+                step = 'start'
+                OR (step LIKE '%end' AND NOT coalesce(prior IN ('start', 'end'), false))
+            ) {_BEFORE} AS number
+            FROM steps
+        ), executions AS (
+            SELECT uuid, hostname, number, max(task_name) AS name,
+                min(IF(step = 'start', struct({_PLACE}, incarnation, had), NULL)) AS s,
+                min(IF(step LIKE '%end', struct({_PLACE}, incarnation, had, runtime, exception,
+                    terminated, expired, requeue), NULL)) AS e
+            FROM numbered WHERE step != 'receipt'
+            GROUP BY uuid, hostname, number
+        )
+        SELECT *, coalesce(s.incarnation, e.incarnation) AS life,
+            row_number() OVER (PARTITION BY uuid ORDER BY
+                coalesce(s.order_clock, e.order_clock), coalesce(s.timestamp, e.timestamp),
+                coalesce(s.origin, e.origin), number) AS attempt,
+            lead(number) OVER (PARTITION BY uuid, hostname ORDER BY number) IS NOT NULL
+                AS ran_anew
+        FROM executions
+        WHERE s IS NOT NULL OR e.type IN ('task-succeeded', 'task-retried', 'task-cancelled')
+            OR (e.type = 'task-failed' AND NOT coalesce(e.exception LIKE 'NotRegistered%', false))
+            OR (e.type = 'task-revoked' AND coalesce(e.terminated, false))
+        """,  # noqa: S608 - our own names
+        events=events,
+    )

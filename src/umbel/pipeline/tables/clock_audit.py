@@ -1,0 +1,149 @@
+"""Where logical clocks did not do what they must: one row for each finding, with both events.
+
+| kind                | what was found                                                          |
+| ------------------- | ----------------------------------------------------------------------- |
+| went back           | an event has a lower clock than the one that its sender numbered before |
+| jump                | a clock is ahead of the one before it by more than one message may move |
+|                     | it (`umbel.cluster.clock.JUMP_MAX`)                                      |
+| missing             | a node sends events of this type without a clock: the first of them     |
+| effect before cause | a clock is not greater than that of what must come before: of receipt   |
+|                     | than of sending (by a client in step), of the start than of receipt, of |
+|                     | the end than of the start, of a child's event than of its parent's start |
+
+Only clocks are compared, never times. `went back` and `jump` need numbered events, which Celery's
+workers do not send; a start, a retry and a candidacy have a clock that was set aside for them, so
+they are no measure for others. Celery's messages carry no clock, so its tasks may well begin
+before their cause: a true finding about the order of the log. Where events are missing (`gaps`), a
+later event of the same kind may stand for the one that is lost.
+
+| column        | what it is                                                                    |
+| ------------- | ----------------------------------------------------------------------------- |
+| hostname      | the node whose event is wrong                                                 |
+| incarnation   | its life                                                                      |
+| kind          | see above                                                                     |
+| uuid          | the task, of events of tasks                                                  |
+| type, clock, timestamp | the event that is wrong                                              |
+| other_hostname, other_type, other_clock, other_timestamp | the event that it is compared with |
+| count         | how many such events there are: 1, or those without a clock                   |
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from umbel.cluster.clock import JUMP_MAX
+from umbel.pipeline.tables.neighbours import neighbours
+from umbel.pipeline.tables.shapes import check
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+SCHEMA: Final = """
+    hostname STRING, incarnation BIGINT, kind STRING, uuid STRING, type STRING, clock BIGINT,
+    timestamp DOUBLE, other_hostname STRING, other_type STRING, other_clock BIGINT,
+    other_timestamp DOUBLE, count BIGINT
+"""
+# Their clocks are set aside before they are numbered, or put behind all others on purpose.
+SET_ASIDE: Final = ("task-started", "task-retried", "worker-elect")
+_EVENT: Final = "struct(order_clock, timestamp, type, hostname, incarnation)"
+_ENDS: Final = "('succeeded', 'failed', 'retried', 'revoked', 'rejected')"
+
+
+def clock_audit(events: DataFrame) -> DataFrame:
+    """One row for each finding; see the module's text."""
+    found = _in_sequence(events).union(_missing(events))
+    return check(found.union(_in_a_task(events)).union(_children(events)), SCHEMA)
+
+
+def _in_sequence(events: DataFrame) -> DataFrame:
+    aside = ", ".join(f"'{kind}'" for kind in SET_ASIDE)
+    told = events.where(f"clock IS NOT NULL AND type NOT IN ({aside})")
+    return events.sparkSession.sql(
+        f"""
+        SELECT hostname, incarnation,
+            IF(after.clock < before.clock, 'went back', 'jump') AS kind, after.uuid, after.type,
+            after.clock, after.timestamp, hostname AS other_hostname, before.type AS other_type,
+            before.clock AS other_clock, before.timestamp AS other_timestamp, 1L AS count
+        FROM {{pairs}}
+        WHERE after.clock < before.clock OR after.clock - before.clock > {JUMP_MAX}L
+        """,  # noqa: S608 - our own names
+        pairs=neighbours(told, "clock, timestamp, type, uuid"),
+    )
+
+
+def _missing(events: DataFrame) -> DataFrame:
+    return events.sparkSession.sql(
+        """
+        SELECT hostname, incarnation, 'missing' AS kind, first.uuid, type, CAST(NULL AS BIGINT),
+            first.timestamp, CAST(NULL AS STRING), CAST(NULL AS STRING), CAST(NULL AS BIGINT),
+            CAST(NULL AS DOUBLE), count
+        FROM (
+            SELECT hostname, incarnation, type, min(struct(timestamp, uuid)) AS first,
+                count(1) AS count
+            FROM {events} WHERE clock IS NULL GROUP BY hostname, incarnation, type
+        )
+        """,
+        events=events,
+    )
+
+
+def _in_a_task(events: DataFrame) -> DataFrame:
+    """Sending, receipt, start and end of one task; the latter three at one worker."""
+    return events.sparkSession.sql(
+        f"""
+        WITH told AS (
+            SELECT uuid, class, {_EVENT} AS event,
+                IF(class = 'sent', NULL, hostname) AS worker,
+                IF(class = 'sent', NULL, incarnation) AS life
+            FROM {{events}}
+            WHERE class IN ('sent', 'received', 'started') OR class IN {_ENDS} AND clock IS NOT NULL
+        ), firsts AS (
+            SELECT uuid, worker, life,
+                min(IF(class = 'sent' AND event.order_clock > 0, event, NULL)) AS sent,
+                min(IF(class = 'received', event, NULL)) AS received,
+                min(IF(class = 'started', event, NULL)) AS started,
+                min(IF(class IN {_ENDS}, event, NULL)) AS ended,
+                count_if(class = 'received') AS receipts, count_if(class = 'started') AS starts,
+                count_if(class IN {_ENDS}) AS ends
+            FROM told GROUP BY uuid, worker, life
+        ), sendings AS (
+            SELECT *, min(sent) OVER (PARTITION BY uuid) AS first_sent,
+                min(received) OVER (PARTITION BY uuid) AS first_received
+            FROM firsts
+        ), pairs AS (
+            SELECT uuid, inline(array(
+                struct(IF(received = first_received, first_sent, NULL) AS cause,
+                    received AS effect),
+                struct(IF(receipts >= starts, received, NULL) AS cause, started AS effect),
+                struct(IF(starts >= ends, started, NULL) AS cause, ended AS effect)))
+            FROM sendings WHERE worker IS NOT NULL
+        )
+        SELECT effect.hostname, effect.incarnation, 'effect before cause' AS kind, uuid,
+            effect.type, effect.order_clock, effect.timestamp, cause.hostname, cause.type,
+            cause.order_clock, cause.timestamp, 1L AS count
+        FROM pairs
+        WHERE effect.order_clock <= cause.order_clock AND effect.order_clock > 0
+        """,  # noqa: S608 - our own names
+        events=events,
+    )
+
+
+def _children(events: DataFrame) -> DataFrame:
+    """What a task sends comes after its first start."""
+    return events.sparkSession.sql(
+        f"""
+        WITH first_of AS (
+            SELECT uuid, max(parent_id) AS parent_id, min({_EVENT}) AS event
+            FROM {{events}} WHERE class IS NOT NULL AND order_clock > 0 GROUP BY uuid
+        ), starts AS (
+            SELECT uuid, min({_EVENT}) AS started
+            FROM {{events}} WHERE class = 'started' AND order_clock > 0 GROUP BY uuid
+        )
+        SELECT event.hostname, event.incarnation, 'effect before cause' AS kind, first_of.uuid,
+            event.type, event.order_clock, event.timestamp, started.hostname, started.type,
+            started.order_clock, started.timestamp, 1L AS count
+        FROM first_of JOIN starts ON first_of.parent_id = starts.uuid
+        WHERE first_of.parent_id != first_of.uuid AND event.order_clock <= started.order_clock
+        """,  # noqa: S608 - our own names
+        events=events,
+    )

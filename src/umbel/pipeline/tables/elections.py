@@ -1,0 +1,102 @@
+"""Elections: who stood, who was chosen, and whether it was done once.
+
+Candidates say that they stand (`worker-elect`), winners are told by everybody who learns of them
+(`worker-elected`, between Umbel's nodes). See `umbel.cluster.election`.
+
+| column        | what it is                                                                    |
+| ------------- | ----------------------------------------------------------------------------- |
+| id            | the election                                                                  |
+| topic         | `task`, or what a handler of the application is for                           |
+| requested     | when the first candidate stood, Unix seconds                                  |
+| requested_clock | the clock of that                                                           |
+| candidates    | those who stood: hostname, origin, incarnation, clock and rank, from 1 on, in |
+|               | the order in which they try; at most `CANDIDATES_MAX`                         |
+| decided       | when the first one told the winner                                            |
+| decided_clock | the clock of that                                                             |
+| decided_after | seconds from `requested` to `decided`                                         |
+| winner        | the node that was chosen; null where nobody told: Celery's workers never do   |
+| winners       | every node that anybody told as the winner                                    |
+| disagreement  | whether those are more than one                                               |
+| acks          | `worker-elect-ack` events: Celery's workers wait for them                     |
+| executions    | of the topic `task`: how often the task was run, by its starts or its ends,   |
+|               | whichever are more; what ended in a retry is not counted                      |
+| verdict       | `exactly once`, `none`, `more`. Of tasks by their executions, as far as events |
+|               | tell (workers with `-E`); of other topics by the winners that were told       |
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from umbel.pipeline.tables.shapes import check
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+CANDIDATES_MAX: Final = 1_000
+SCHEMA: Final = """
+    id STRING, topic STRING, requested DOUBLE, requested_clock BIGINT,
+    candidates ARRAY<STRUCT<hostname: STRING, origin: STRING, incarnation: BIGINT, clock: BIGINT,
+        rank: INT>>,
+    decided DOUBLE, decided_clock BIGINT, decided_after DOUBLE, winner STRING,
+    winners ARRAY<STRING>, disagreement BOOLEAN, acks BIGINT, executions BIGINT, verdict STRING
+"""
+
+
+def elections(events: DataFrame) -> DataFrame:
+    """One row for each election; see the module's text."""
+    spark = events.sparkSession
+    held = spark.sql(
+        """
+        SELECT id, max(topic) FILTER (WHERE type = 'worker-elect') AS topic,
+            min(struct(timestamp, order_clock)) FILTER (WHERE type = 'worker-elect') AS request,
+            array_sort(collect_set(IF(type = 'worker-elect',
+                struct(order_clock AS clock, origin, hostname, incarnation), NULL))) AS stood,
+            min(struct(timestamp, order_clock)) FILTER (WHERE type = 'worker-elected') AS decision,
+            array_sort(collect_set(IF(type = 'worker-elected', winner, NULL))) AS winners,
+            count_if(type = 'worker-elect-ack') AS acks,
+            -- Celery's signatures have an id of their own, which its workers keep
+            max(IF(type = 'worker-elect', get_json_object(raw, '$.action.options.task_id'), NULL))
+                AS task_id
+        FROM {events}
+        WHERE type IN ('worker-elect', 'worker-elect-ack', 'worker-elected') AND id IS NOT NULL
+        GROUP BY id
+        """,
+        events=events,
+    )
+    ran = spark.sql(
+        """
+        WITH ids AS (
+            SELECT id AS election, explode(array_distinct(array(id, task_id))) AS uuid FROM {held}
+            WHERE topic = 'task'
+        )
+        SELECT election, greatest(count_if(class = 'started'), count_if(
+                class IN ('succeeded', 'failed', 'retried') OR class = 'revoked' AND terminated
+            )) - count_if(class = 'retried') AS executions
+        FROM {events} AS events JOIN ids ON events.uuid = ids.uuid
+        WHERE class IS NOT NULL GROUP BY election
+        """,
+        held=held,
+        events=events,
+    )
+    made = spark.sql(
+        f"""
+        WITH counted AS (
+            SELECT held.*, IF(topic = 'task', coalesce(ran.executions, 0L), NULL) AS executions
+            FROM {{held}} AS held LEFT JOIN {{ran}} AS ran ON held.id = ran.election
+        )
+        SELECT id, topic, request.timestamp AS requested, request.order_clock AS requested_clock,
+            transform(slice(stood, 1, {CANDIDATES_MAX}), (one, n) -> named_struct(
+                'hostname', one.hostname, 'origin', one.origin, 'incarnation', one.incarnation,
+                'clock', one.clock, 'rank', n + 1)) AS candidates,
+            decision.timestamp AS decided, decision.order_clock AS decided_clock,
+            decision.timestamp - request.timestamp AS decided_after,
+            get(winners, 0) AS winner, winners, size(winners) > 1 AS disagreement, acks, executions,
+            CASE coalesce(executions, size(winners)) WHEN 0 THEN 'none' WHEN 1 THEN 'exactly once'
+                ELSE 'more' END AS verdict
+        FROM counted
+        """,  # noqa: S608 - our own names
+        held=held,
+        ran=ran,
+    )
+    return check(made, SCHEMA)

@@ -1,0 +1,100 @@
+"""Revoked tasks: who knew of it and when, and whether it was of use.
+
+A worker that learns of revocations says so (`worker-revocation`); one that keeps a task from
+running, or ends it, says that (`task-revoked`). Celery's workers do the latter only. Tasks that
+expired are not here.
+
+| column        | what it is                                                                    |
+| ------------- | ----------------------------------------------------------------------------- |
+| uuid          | the revoked task                                                              |
+| name          | its name, if an event told it                                                 |
+| revoked       | when it was revoked, by the wall clock of who did it; else when the first     |
+|               | worker knew, Unix seconds                                                     |
+| revoked_clock | the clock at which the first worker knew                                      |
+| known         | when the first worker knew                                                    |
+| methods       | how workers learned of it                                                     |
+| seen_by       | the workers that said they know                                               |
+| stopped_by    | the worker that kept it from running, or ended it; the last one of several    |
+| stopped       | when it did                                                                   |
+| terminated    | whether it ran and was ended                                                  |
+| effective     | true when it was stopped and nobody ran it after knowing; false when somebody |
+|               | did, or it ended by itself; null when neither is known (yet)                  |
+| violations    | how many times a worker started it after it knew, by its clock                |
+| violated_by   | the workers that did                                                          |
+
+A worker knows what it said in the same life of its process; the next life learns anew, and says so.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from umbel.pipeline.tables.shapes import check
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+SCHEMA: Final = """
+    uuid STRING, name STRING, revoked DOUBLE, revoked_clock BIGINT, known DOUBLE,
+    methods ARRAY<STRING>, seen_by ARRAY<STRING>, stopped_by STRING, stopped DOUBLE,
+    terminated BOOLEAN, effective BOOLEAN, violations BIGINT, violated_by ARRAY<STRING>
+"""
+_RAW: Final = "ids ARRAY<STRING>, stamp DOUBLE, stamps ARRAY<DOUBLE>, method STRING"
+
+
+def revocations(events: DataFrame) -> DataFrame:
+    """One row for each revoked task; see the module's text."""
+    made = events.sparkSession.sql(
+        f"""
+        WITH parsed AS (
+            SELECT hostname, incarnation, order_clock, timestamp, from_json(raw, '{_RAW}') AS told
+            FROM {{events}} WHERE type = 'worker-revocation'
+        ), exploded AS (
+            SELECT hostname, incarnation, order_clock, timestamp, told, posexplode(told.ids)
+                AS (number, uuid)
+            FROM parsed
+        ), learned AS (
+            SELECT uuid, hostname, incarnation, min(order_clock) AS known_clock,
+                min(timestamp) AS known,
+                min(coalesce(get(told.stamps, number), told.stamp)) AS stamp,
+                collect_set(told.method) AS methods
+            FROM exploded WHERE uuid IS NOT NULL GROUP BY uuid, hostname, incarnation
+        ), ids AS (
+            SELECT uuid FROM learned
+            UNION
+            SELECT uuid FROM {{events}}
+            WHERE class = 'revoked' AND uuid IS NOT NULL AND NOT coalesce(expired, false)
+        ), heard AS (
+            SELECT uuid, min(stamp) AS stamp, min(known_clock) AS known_clock,
+                min(known) AS known,
+                array_sort(array_distinct(flatten(collect_list(methods)))) AS methods,
+                array_sort(collect_set(hostname)) AS seen_by
+            FROM learned GROUP BY uuid
+        ), ran AS (
+            SELECT events.uuid, max(name) AS name,
+                max(IF(class = 'revoked' AND NOT coalesce(expired, false),
+                    struct(order_clock, events.timestamp, events.hostname,
+                        coalesce(terminated, false) AS terminated), NULL)) AS stop,
+                bool_or(class IN ('succeeded', 'failed')) AS ended,
+                count_if(class = 'started' AND order_clock > known_clock) AS violations,
+                array_sort(collect_set(IF(class = 'started' AND order_clock > known_clock,
+                    events.hostname, NULL))) AS violated_by
+            FROM {{events}} AS events
+            LEFT SEMI JOIN ids ON events.uuid = ids.uuid
+            LEFT JOIN learned ON events.uuid = learned.uuid AND events.hostname = learned.hostname
+                AND events.incarnation <=> learned.incarnation
+            WHERE class IS NOT NULL
+            GROUP BY events.uuid
+        )
+        SELECT ids.uuid, name, coalesce(stamp, heard.known, stop.timestamp) AS revoked,
+            known_clock AS revoked_clock, heard.known, coalesce(methods, array()) AS methods,
+            coalesce(seen_by, array()) AS seen_by, stop.hostname AS stopped_by,
+            stop.timestamp AS stopped, stop.terminated AS terminated,
+            CASE WHEN violations > 0 THEN false WHEN stop IS NOT NULL THEN true
+                WHEN ended THEN false END AS effective,
+            coalesce(violations, 0L) AS violations, coalesce(violated_by, array()) AS violated_by
+        FROM ids LEFT JOIN heard ON ids.uuid = heard.uuid LEFT JOIN ran ON ids.uuid = ran.uuid
+        """,  # noqa: S608 - our own names
+        events=events,
+    )
+    return check(made, SCHEMA)

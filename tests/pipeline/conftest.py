@@ -1,0 +1,57 @@
+"""One Spark for all tests of the pipeline: small, and started by the first that asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Adaptive plans pay off on much data only: tests have little.
+SETTINGS = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.default.parallelism": "2",
+    "spark.driver.memory": "1g",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.streaming.numRecentProgressUpdates": "1",
+}
+# A Java process that lives for a minute does not earn back what optimised code costs.
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1"
+# The first job compiles everything, on a machine that may be busy with other tests.
+TIMEOUT_S = 300
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """The session; every test process has at most one."""
+    from umbel.pipeline.session import session
+
+    running = session("local[2]", name="umbel tests", settings=SETTINGS, java_options=JAVA_OPTIONS)
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
+    """`rows(tables, name)` gives the published rows of a table, read without Spark."""
+    import json
+
+    import pyarrow.parquet as pq
+
+    def read(tables: Path, name: str) -> list[dict[str, Any]]:
+        index = json.loads((tables / "_tables.json").read_text())
+        table = pq.read_table(tables / index["tables"][name]["path"], partitioning=None)
+        return table.to_pylist()
+
+    return read

@@ -1,0 +1,482 @@
+"""However the log comes to be read, the tables are the same, and they are Python's fold.
+
+`UMBEL_HISTORY_EVENTS` and `UMBEL_HISTORY_INCREMENTS` make the world bigger: `make soak` has
+200,000 events in 20 increments.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.pipeline.conftest import JAVA_OPTIONS
+from tests.pipeline.worlds import (
+    START,
+    Event,
+    LogWriter,
+    as_table,
+    cluster,
+    differences,
+    disturbed,
+    folded,
+)
+from tests.workers import Program
+from umbel.pipeline.errors import HistoryError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+EVENTS = int(os.environ.get("UMBEL_HISTORY_EVENTS", "8000"))
+INCREMENTS = int(os.environ.get("UMBEL_HISTORY_INCREMENTS", "6"))
+Rows = Callable[[Path, str], list[dict[str, Any]]]
+# What the session of the tests has too: see conftest.py.
+SHORT_LIVED = {"JAVA_TOOL_OPTIONS": JAVA_OPTIONS}
+BUILD = [sys.executable, "-m", "umbel", "history", "build"]
+
+
+@dataclass
+class World:
+    """Events, the log of them, and the tables that one batch makes of it."""
+
+    events: list[Event]
+    log: Path
+    tables: Path
+    wanted: dict[str, Event]
+
+
+@pytest.fixture(scope="module")
+def world(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> World:
+    from umbel.pipeline.build import Options, build
+
+    directory = tmp_path_factory.mktemp("world")
+    events = cluster(EVENTS)
+    made = World(events, directory / "log", directory / "tables", folded(events))
+    writer = LogWriter(made.log)
+    rows = disturbed(events, seed=3)
+    for number in range(4):
+        writer.add(rows[number::4])
+    writer.add_quarantined(3)
+    run = build(Options(log=str(made.log), tables=str(made.tables), full=True), spark)
+    assert (run.read, run.kept, run.duplicate) == (len(rows), EVENTS, len(rows) - EVENTS)
+    assert (run.quarantined, run.tasks) == (3, len(made.wanted))
+    return made
+
+
+@pytest.fixture
+def only_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the other tables where they do not matter: each costs a job or two."""
+    monkeypatch.setattr("umbel.pipeline.build.TABLES", {})
+
+
+def comparable(rows: list[dict[str, Any]]) -> list[str]:
+    """Rows of a table, in an order of their own."""
+    return sorted(json.dumps(row, sort_keys=True, default=str) for row in rows)
+
+
+def test_a_batch_gives_the_tasks_of_the_fold(world: World, rows: Rows) -> None:
+    found = rows(world.tables, "tasks")
+    assert differences(found, world.wanted) == []
+
+
+def test_what_follows_from_the_fold_is_in_tasks_too(world: World, rows: Rows) -> None:
+    found = {one["uuid"]: one for one in rows(world.tables, "tasks")}
+    starts: dict[str, int] = dict.fromkeys(found, 0)
+    for event in world.events:
+        if event["type"] == "task-started":
+            starts[event["uuid"]] += 1
+    for uuid, one in found.items():
+        assert one["attempts"] == starts[uuid]
+        steps, at = 0, one
+        while at["parent"] is not None:
+            steps, at = steps + 1, found.get(at["parent"], {"parent": None})
+        assert one["depth"] == steps
+        assert one["root"] == (one["root_id"] or uuid)
+        is_over = one["state"] in {"SUCCESS", "FAILURE", "REVOKED"}
+        assert (one["finished"] is not None) == is_over
+        if one["queue_wait"] is not None:
+            before = one["sent"] if one["sent"] is not None else one["received"]
+            assert one["queue_wait"] == pytest.approx(one["started"] - before)
+            assert one["queue_wait"] >= 0
+    assert max(one["depth"] for one in found.values()) > 3
+
+
+def test_runs_has_a_row_for_the_run_with_what_it_counted(world: World, rows: Rows) -> None:
+    (run,) = rows(world.tables, "runs")
+    assert (run["mode"], run["kept"], run["quarantined"]) == ("full", EVENTS, 3)
+    assert run["rows"] == run["kept"] + run["duplicate"]
+    assert {"events", "fold", "tasks"} <= json.loads(run["timings"]).keys()
+
+
+class Killed(RuntimeError):
+    """Stands for the end of the process: nothing after it runs."""
+
+
+class Killer:
+    """Ends the run at the n-th of the steps that a kill could come between."""
+
+    STEPS = ("Tiers.save before", "Tiers.save after", "Tiers._write after", "Place.remove before")
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from umbel.pipeline.places import Place
+        from umbel.pipeline.storage import Tiers
+
+        self.left: int | None = None
+        self.kills: list[str] = []
+        for owner in (Tiers, Place):
+            for name in ("save", "_write", "remove"):
+                if hasattr(owner, name):
+                    label = f"{owner.__name__}.{name}"
+                    monkeypatch.setattr(owner, name, self._around(label, getattr(owner, name)))
+
+    def _around(self, label: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*args: Any, **kwargs: Any) -> Any:
+            self._maybe(f"{label} before")
+            made = real(*args, **kwargs)
+            self._maybe(f"{label} after")
+            return made
+
+        return step
+
+    def _maybe(self, step: str) -> None:
+        if self.left is None or step not in self.STEPS:
+            return
+        self.left -= 1
+        if self.left == 0:
+            self.left = None
+            self.kills.append(step)
+            raise Killed(step)
+
+
+def test_increments_with_kills_between_all_steps_give_the_same_tables(
+    spark: SparkSession,
+    world: World,
+    rows: Rows,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from umbel.pipeline.build import Builder, Options, build
+    from umbel.pipeline.places import Place
+
+    dice = random.Random(5)
+    killer = Killer(monkeypatch)
+    writer, tables = LogWriter(tmp_path / "log"), tmp_path / "tables"
+    parts = disturbed(world.events, seed=11)
+    options = Options(
+        log=str(tmp_path / "log"), tables=str(tables), files_per_batch=1, tiers_per_level=3
+    )
+    for number in range(INCREMENTS):
+        writer.add(parts[number::INCREMENTS])
+        killer.left = dice.randint(1, 7)
+        for _ in range(3):
+            builder = Builder(spark, Place(options.log), Place(options.tables), options)
+            try:
+                builder.advance(builder.new_run(), builder.open_tiers())
+            except Exception:
+                assert killer.left is None, "nothing but a kill ends a run"
+            else:
+                break
+        killer.left = None
+    assert len(killer.kills) >= INCREMENTS // 2, killer.kills
+    writer.add_quarantined(3)
+    run = build(options, spark)
+    assert (run.kept, run.rows, run.read) == (EVENTS, len(parts), 0)
+    index = json.loads((world.tables / "_tables.json").read_text())
+    for name in index["tables"].keys() - {"runs"}:
+        assert comparable(rows(tables, name)) == comparable(rows(world.tables, name)), name
+    alive = json.loads((tables / "_work/manifest.json").read_text())["live"]
+    there = {path.name for path in (tables / "_work/tiers").iterdir()}
+    assert there == {Path(one["path"]).name for one in alive}
+    assert len(alive) < INCREMENTS
+
+
+@pytest.mark.usefixtures("only_tasks")
+def test_a_build_that_is_killed_for_real_is_gone_on_with(
+    spark: SparkSession, world: World, rows: Rows, tmp_path: Path, start: Callable[..., Program]
+) -> None:
+    from umbel.pipeline.build import Options, build
+
+    log, tables = tmp_path / "log", tmp_path / "tables"
+    writer = LogWriter(log)
+    parts = disturbed(world.events, seed=12)
+    for number in range(12):
+        writer.add(parts[number::12])
+    code = (
+        "from umbel.pipeline.build import *;"
+        f"build(Options(log={str(log)!r}, tables={str(tables)!r}, master='local[1]',"
+        "files_per_batch=1, tiers_per_level=3))"
+    )
+    program = start([sys.executable, "-c", code], env=SHORT_LIVED)
+    manifest = tables / "_work/manifest.json"
+    deadline = time.monotonic() + 250
+    while not manifest.exists() or json.loads(manifest.read_text())["batch"] < 3:
+        assert program.process.poll() is None, program.output
+        assert time.monotonic() < deadline, "no batch was done"
+        time.sleep(0.02)
+    os.kill(program.process.pid, signal.SIGKILL)
+    program.process.wait()
+    assert not (tables / "_tables.json").exists()
+    run = build(
+        Options(log=str(log), tables=str(tables), files_per_batch=4, tiers_per_level=3), spark
+    )
+    assert 0 < run.read < len(parts)
+    assert differences(rows(tables, "tasks"), world.wanted) == []
+
+
+def check_same_tables_on(
+    master: str, world: World, rows: Rows, tables: Path, start: Callable[..., Program]
+) -> None:
+    command = [*BUILD, "--log", str(world.log), "--tables", str(tables), "--full"]
+    program = start([*command, "--master", master], env=SHORT_LIVED)
+    assert program.process.wait(280) == 0, program.output
+    index = json.loads((world.tables / "_tables.json").read_text())
+    for name in index["tables"].keys() - {"runs"}:
+        assert comparable(rows(tables, name)) == comparable(rows(world.tables, name)), name
+    (run,) = rows(tables, "runs")
+    assert run["master"] == master
+
+
+@pytest.mark.slow
+def test_separate_executors_give_the_same_tables(
+    world: World, rows: Rows, tmp_path: Path, start: Callable[..., Program]
+) -> None:
+    check_same_tables_on("local-cluster[2,1,2048]", world, rows, tmp_path / "tables", start)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("UMBEL_STANDALONE" not in os.environ, reason="make soak runs it")
+def test_a_standalone_master_with_two_workers_gives_the_same_tables(
+    world: World, rows: Rows, tmp_path: Path, start: Callable[..., Program]
+) -> None:
+    import pyspark
+
+    run_class = str(Path(pyspark.__file__).parent / "bin/spark-class")
+    deploy, env = "org.apache.spark.deploy", {"SPARK_LOG_DIR": str(tmp_path)}
+    here = ["--host", "127.0.0.1"]
+    node = start([run_class, f"{deploy}.master.Master", *here, "--port", "0"], env=env)
+    master = node.wait_for(r"Starting Spark master at (spark://\S+)", 100).group(1)
+    for _ in range(2):
+        worker = [run_class, f"{deploy}.worker.Worker", *here, "--cores", "1", "--memory", "2g"]
+        start([*worker, master], env=env).wait_for("Successfully registered with master", 100)
+    check_same_tables_on(master, world, rows, tmp_path / "tables", start)
+
+
+@pytest.mark.usefixtures("only_tasks")
+def test_since_builds_a_window_and_leaves_the_increments_alone(
+    spark: SparkSession, world: World, rows: Rows, tmp_path: Path
+) -> None:
+    from umbel.pipeline.build import Options, build
+
+    middle = world.events[len(world.events) // 2]["timestamp"]
+    run = build(Options(log=str(world.log), tables=str(tmp_path), since=middle), spark)
+    late = [event for event in world.events if event["timestamp"] >= middle]
+    assert run.kept == len(late)
+    assert differences(rows(tmp_path, "tasks"), folded(late)) == []
+    assert not (tmp_path / "_work/manifest.json").exists()
+
+
+@pytest.mark.usefixtures("only_tasks")
+def test_following_publishes_what_comes_and_ends_when_told(
+    spark: SparkSession, rows: Rows, tmp_path: Path
+) -> None:
+    from umbel.pipeline.build import Options, build
+
+    log, tables, stop = tmp_path / "log", tmp_path / "tables", threading.Event()
+    events = cluster(60, seed=4)
+    writer = LogWriter(log)
+    waits: list[float] = []
+
+    def tell(step: str) -> None:
+        if step == "waiting for events":
+            waits.append(time.monotonic())
+            if len(waits) == 1:
+                writer.add(events[:30])
+            elif len(waits) == 2:
+                writer.add(events[30:])
+                stop.set()
+
+    options = Options(
+        log=str(log), tables=str(tables), follow=True, poll_s=0.01, progress=tell, stop=stop
+    )
+    build(options, spark)
+    assert len(waits) == 2
+    assert differences(rows(tables, "tasks"), folded(events)) == []
+    assert [run["read"] for run in rows(tables, "runs")] == [30, 30]
+
+
+# -- what can be wrong with a log --------------------------------------------------------------
+
+
+def listing(directory: Path) -> list[str]:
+    """What is there for readers."""
+    return sorted(
+        str(path.relative_to(directory))
+        for path in directory.rglob("*")
+        if "_work" not in path.parts
+    )
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> LogWriter:
+    writer = LogWriter(tmp_path / "lög 1% #2" / "log")
+    writer.add(cluster(40, seed=2))
+    return writer
+
+
+def refused(spark: SparkSession, writer: LogWriter, **more: Any) -> str:
+    """What a build says that must not succeed, and must leave nothing behind."""
+    from umbel.pipeline.build import Options, build
+
+    tables = writer.directory.parent / "tables"
+    with pytest.raises(HistoryError) as caught:
+        build(Options(log=str(writer.directory), tables=str(tables), **more), spark)
+    assert listing(tables) == []
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize(
+    ("damage", "full"),
+    [
+        ("truncated", True),
+        ("truncated", False),
+        ("garbage", True),
+        ("empty", False),
+        ("foreign", False),
+        ("types", True),
+    ],
+)
+def test_a_damaged_segment_is_named_and_nothing_is_written(
+    spark: SparkSession, small: LogWriter, damage: str, full: bool
+) -> None:
+    bad = small.add(cluster(40, seed=3))
+    if damage == "truncated":
+        bad.write_bytes(bad.read_bytes()[:-100])
+    elif damage == "garbage":
+        bad.write_bytes(b"PAR1" + bytes(range(256)) * 8 + b"PAR1")
+    elif damage == "empty":
+        bad.write_bytes(b"")
+    elif damage == "foreign":
+        pq.write_table(pa.table({"x": [1, 2]}), bad)
+    else:
+        pq.write_table(pa.table({"type": [1], "hostname": ["w"], "timestamp": ["now"]}), bad)
+    assert bad.name in refused(spark, small, full=full)
+
+
+@pytest.mark.usefixtures("only_tasks")
+def test_once_a_damaged_segment_is_taken_away_increments_go_on(
+    spark: SparkSession, small: LogWriter, rows: Rows
+) -> None:
+    from umbel.pipeline.build import Options, build
+
+    bad = small.add(cluster(40, seed=3))
+    whole = bad.read_bytes()
+    bad.write_bytes(whole[: len(whole) // 2])
+    refused(spark, small)
+    bad.unlink()
+    tables = small.directory.parent / "tables"
+    run = build(Options(log=str(small.directory), tables=str(tables)), spark)
+    assert run.read == 40
+    assert differences(rows(tables, "tasks"), folded(cluster(40, seed=2))) == []
+
+
+@pytest.mark.usefixtures("only_tasks")
+def test_columns_that_are_unknown_are_ignored_and_missing_ones_are_null(
+    spark: SparkSession, small: LogWriter, rows: Rows
+) -> None:
+    from umbel.pipeline.build import Options, build
+
+    table = as_table(cluster(40, seed=3)).drop_columns(["topic", "kwargs"])
+    small.add_table(table.append_column("colour", pa.array(["red"] * 40)))
+    tables = small.directory.parent / "tables"
+    run = build(Options(log=str(small.directory), tables=str(tables), full=True), spark)
+    assert run.kept == 80
+    assert "colour" not in rows(tables, "tasks")[0]
+    assert {one["kwargs"] for one in rows(tables, "tasks")} >= {"{}", None}
+
+
+def test_an_empty_log_and_none_at_all_are_told_apart(tmp_path: Path) -> None:
+    from umbel.pipeline.build import Options, build
+
+    options = Options(log=str(tmp_path / "log"), tables=str(tmp_path / "tables"))
+    with pytest.raises(HistoryError, match="there is no event log at"):
+        build(options)
+    LogWriter(tmp_path / "log")
+    with pytest.raises(HistoryError, match="has no events yet"):
+        build(options)
+    (tmp_path / "log/_umbel-log.json").write_text('{"format": 7}')
+    with pytest.raises(HistoryError, match="has format 7"):
+        build(options)
+    assert not (tmp_path / "tables").exists()
+
+
+def test_a_target_that_can_not_be_written_is_one_line(small: LogWriter, tmp_path: Path) -> None:
+    from umbel.pipeline.build import Options, build
+
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HistoryError, match=r"cannot write .*Not a directory"):
+        build(Options(log=str(small.directory), tables=str(tmp_path / "file/tables")))
+
+
+def test_two_builds_do_not_write_the_same_tables(small: LogWriter, tmp_path: Path) -> None:
+    from umbel.pipeline.build import Options, build
+    from umbel.pipeline.places import Place
+
+    options = Options(log=str(small.directory), tables=str(tmp_path / "tables"))
+    Place(options.tables).make()
+    with (
+        Place(options.tables).locked("_work/.lock"),
+        pytest.raises(HistoryError, match="another build is writing"),
+    ):
+        build(options)
+
+
+def test_tables_of_one_log_are_not_mixed_with_those_of_another(
+    spark: SparkSession, small: LogWriter, tmp_path: Path
+) -> None:
+    from umbel.pipeline.build import Builder, Options, build
+    from umbel.pipeline.places import Place
+
+    tables = tmp_path / "tables"
+    options = Options(log=str(small.directory), tables=str(tables))
+    builder = Builder(spark, Place(options.log), Place(options.tables), options)
+    builder.advance(builder.new_run(), builder.open_tiers())
+    other = LogWriter(tmp_path / "other")
+    other.add(cluster(40, seed=9))
+    with pytest.raises(HistoryError, match=r"made from the log .*take another directory"):
+        build(Options(log=str(other.directory), tables=str(tables)), spark)
+
+
+@pytest.mark.usefixtures("only_tasks")
+def test_old_versions_go_after_two_newer_ones_and_lost_checkpoints_do_no_harm(
+    spark: SparkSession, small: LogWriter, rows: Rows, tmp_path: Path
+) -> None:
+    from umbel.pipeline.build import Options, build
+
+    tables = tmp_path / "tables"
+    runs = []
+    for number in range(4):
+        runs.append(build(Options(log=str(small.directory), tables=str(tables)), spark))
+        if number == 1:
+            (checkpoint,) = (tables / "_work").glob("checkpoint-*")
+            shutil.rmtree(checkpoint)
+    assert [run.read for run in runs] == [40, 0, 40, 0]
+    versions = sorted(path.name for path in (tables / "tasks").iterdir())
+    assert versions == [f"v={run.run}" for run in runs[1:]]
+    assert differences(rows(tables, "tasks"), folded(cluster(40, seed=2))) == []
+    assert len(rows(tables, "runs")) == 4
+    assert min(one["began"] for one in rows(tables, "runs")) > START

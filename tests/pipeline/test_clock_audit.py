@@ -1,0 +1,59 @@
+"""Clocks that did not do what they must."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.pipeline.stories import Story, made
+from umbel.cluster.clock import JUMP_MAX
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def test_clocks_that_go_back_jump_are_missing_or_contradict_causes_are_found(
+    spark: SparkSession,
+) -> None:
+    story = Story()
+    one, client = story.node("w1@a"), story.node("gen1@c")
+    one.run("fine")
+    one.tell("task-started", "aside", clock=3)  # was set aside
+    one.beat()
+    back = story.node("w2@a")
+    back.beat(clock=500)
+    back.beat(clock=400)
+    ahead = story.node("w3@a")
+    ahead.beat(clock=5)
+    ahead.beat(clock=6 + JUMP_MAX)
+    story.node("w3@a", inc=2).beat(clock=7)  # another life
+    mute = story.node("old@b", inc=None)
+    mute.beat(clock=None)
+    mute.beat(clock=None)
+    client.tell("task-sent", "sync", clock=900, sync=True)
+    client.tell("task-sent", "unsync", clock=901)
+    four, five = story.node("w4@a"), story.node("w5@a", inc=None)
+    four.tell("task-received", "sync", clock=50)
+    four.tell("task-received", "unsync", clock=51)
+    five.tell("task-received", "early", clock=62)
+    five.tell("task-started", "early", clock=61)
+    five.tell("task-started", "hasty", clock=80)
+    five.tell("task-failed", "hasty", clock=79)
+    five.tell("task-received", "child", clock=70, parent_id="hasty")
+    five.tell("task-received", "late child", clock=90, parent_id="hasty")
+    five.tell("task-received", "itself", clock=91, parent_id="itself")
+    rows = made(spark, "clock_audit", story.events)
+    names = ("kind", "hostname", "uuid", "type", "clock", "other_type", "other_clock", "count")
+    found = {tuple(row[name] for name in names) for row in rows}
+    beat = "worker-heartbeat"
+    effect = "effect before cause"
+    assert found == {
+        ("went back", "w2@a", None, beat, 400, beat, 500, 1),
+        ("jump", "w3@a", None, beat, 6 + JUMP_MAX, beat, 5, 1),
+        ("missing", "old@b", None, beat, None, None, None, 2),
+        (effect, "w4@a", "sync", "task-received", 50, "task-sent", 900, 1),
+        (effect, "w5@a", "early", "task-started", 61, "task-received", 62, 1),
+        (effect, "w5@a", "hasty", "task-failed", 79, "task-started", 80, 1),
+        (effect, "w5@a", "child", "task-received", 70, "task-started", 80, 1),
+    }
+    assert len(rows) == len(found)
+    assert {row["other_hostname"] for row in rows if row["uuid"] == "sync"} == {"gen1@c"}

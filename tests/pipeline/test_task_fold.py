@@ -1,0 +1,70 @@
+"""Spark folds the events of tasks into what Python's fold makes of them, whatever they are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.pipeline.worlds import Event, LogWriter, differences, folded, small_world
+
+if TYPE_CHECKING:
+    import pytest
+    from pyspark.sql import DataFrame, SparkSession
+
+# Each world is one job of Spark: few worlds, many tasks in each.
+WORLDS = int(os.environ.get("UMBEL_FOLD_WORLDS", "2"))
+TASKS = int(os.environ.get("UMBEL_FOLD_TASKS", "1500"))
+
+
+def prepared(spark: SparkSession, directory: Path, events: list[Event]) -> DataFrame:
+    """The events of a log of one segment."""
+    from umbel.pipeline import storage
+    from umbel.pipeline.events import prepare
+
+    LogWriter(directory).add(events)
+    return prepare(storage.read_log(spark, storage.open_log(str(directory))))
+
+
+@settings(
+    max_examples=WORLDS,
+    phases=[Phase.explicit, Phase.generate],  # tasks are apart: the wrong one is small already
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(seed=st.integers(0, 2**32))
+def test_tasks_of_any_world_are_those_of_the_fold_however_they_are_cut_and_merged(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    from umbel.pipeline.task_fold import merge, summarise, tasks
+
+    world = small_world(seed, TASKS)
+    events = prepared(spark, tmp_path_factory.mktemp("log"), world)
+    one = summarise(events.where("hash(tie, timestamp) % 2 = 0"))
+    other = summarise(events.where("hash(tie, timestamp) % 3 != 0 OR hash(tie) % 5 = 0"))
+    rest = summarise(events.where("hash(tie, timestamp) % 3 = 0"))
+    found = tasks(merge(one.union(other).union(rest))).toArrow().to_pylist()
+    wrong = differences(found, folded(world))
+    assert not wrong, [
+        (one, [event for event in world if event.get("uuid") == one[0]]) for one in wrong[:1]
+    ]
+
+
+def test_no_python_runs_on_the_way_of_an_event(spark: SparkSession, tmp_path: Path) -> None:
+    from umbel.pipeline.events import unique
+    from umbel.pipeline.tables import TABLES, Inputs
+    from umbel.pipeline.tables.tasks import tasks as tasks_table
+    from umbel.pipeline.task_fold import merge, summarise, tasks
+
+    raw = prepared(spark, tmp_path, small_world(1, 5))
+    events, fold = unique(raw), tasks(merge(summarise(raw)))
+    table = tasks_table(fold, events)
+    made = {"events": events, "fold": fold, "tasks": table}
+    made |= {name: make(Inputs(spark, events, table)) for name, make in TABLES.items()}
+    for name, one in made.items():
+        plan = one._jdf.queryExecution().executedPlan().toString()
+        assert "Scan parquet" in plan, name
+        for word in ("Python", "ArrowEval", "MapInArrow", "MapInPandas", "FlatMapGroups"):
+            assert word not in plan, (name, word)
