@@ -79,14 +79,13 @@ def depths(edges: DataFrame) -> DataFrame:
     Each round doubles how far every task has seen: from its parent to its parent's parent, from
     there four up, and so on. A round is one join; there are as many as the depth has binary digits.
     """
-    seen = edges.selectExpr("uuid", "parent AS far", "1L AS steps").persist()
+    # A checkpoint, not a cache: a plan that has the last one in it twice doubles in each round.
+    seen = edges.selectExpr("uuid", "parent AS far", "1L AS steps").localCheckpoint()
     for _ in range(DOUBLINGS_MAX):
         if seen.where("far IS NOT NULL").isEmpty():
             break
         ahead = seen.selectExpr("uuid AS there", "far AS farther", "steps AS more")
         joined = seen.join(ahead, seen["far"] == ahead["there"], "left")
-        before = seen
-        seen = joined.selectExpr("uuid", "farther AS far", "steps + coalesce(more, 0L) AS steps")
-        seen.persist().count()
-        before.unpersist()
+        told = joined.selectExpr("uuid", "farther AS far", "steps + coalesce(more, 0L) AS steps")
+        seen = told.localCheckpoint()
     return seen.selectExpr("uuid", "IF(far IS NULL, steps, NULL) AS depth")
