@@ -19,7 +19,7 @@ demo: setup  ## run a whole cluster here: embedded broker, three workers, mixed 
 	@$(BIN)/umbel demo
 
 test: setup lint  ## check everything: lint, types, layers, tests (PYTEST_ARGS="-k name")
-	@$(LIMIT) $(BIN)/python -m pytest -q -m quiet $(PYTEST_ARGS) || [ $$? -eq 5 ]  # 5: none was chosen
+	@$(LIMIT) $(BIN)/python -m pytest -q -m quiet $(if $(PYTEST_ARGS),,tests/integration) $(PYTEST_ARGS) || [ $$? -eq 5 ]  # 5: none was chosen
 	@$(LIMIT) $(BIN)/python -m pytest -n 4 --dist loadgroup -m "not quiet" $(PYTEST_ARGS) || [ $$? -eq 5 ]
 
 soak: setup  ## 100,000 simulated clusters under faults (SOAK_ARGS="--nodes 9"); the long tests in full

@@ -38,6 +38,8 @@ QUIET = {
     "test_a_saturated_loop_handles_what_is_posted_within_a_fifth_of_a_second",
     "test_five_hundred_parked_tasks_do_not_delay_another_type",
     "test_going_round_when_nothing_else_is_there_costs_little",
+    "test_many_breaks_on_rabbitmq_lose_nothing_and_leave_nothing_over",
+    "test_many_breaks_on_redis_lose_nothing_and_leave_nothing_over",
     "test_rests_do_not_keep_a_fast_limit_from_being_used",
     "test_a_worker_on_the_embedded_broker_starts_quickly_and_idles_cheaply",
 }

@@ -611,4 +611,5 @@ def test_revoke_is_a_broadcast_that_celerys_mailbox_understands(
         app.GroupResult("g", [app.AsyncResult("a"), app.AsyncResult("b")]).revoke(terminate=True)
         while not seen:
             connection.drain_events(timeout=5)
+    assert seen[0].pop("stamp") == pytest.approx(time.time(), abs=60)
     assert seen == [{"task_id": ["a", "b"], "terminate": True, "signal": "SIGTERM"}]

@@ -481,6 +481,7 @@ def test_a_reply_is_received_after_the_connection_broke(place, proxy, background
         queue = f"{request.reply_to.routing_key}.reply.celery.pidbox"
         wait_until(lambda: queue not in place.entities(), what="the queue to go")
         wait_until(lambda: queue in place.entities(), what="the queue to come back")
+        time.sleep(2)  # and its binding, which nothing shows
     node.let_go()
     assert call.result(LONG_S) == [{"w1@h": {"ok": "pong"}}]
 

@@ -21,7 +21,7 @@ SHOWN = (
     "id", "root_id", "parent_id", "group", "group_index", "retries", "shadow", "hostname",
     "stamped_headers", "stamps", "timelimit", "correlation_id", "ignore_result",
 )  # fmt: skip
-BLOCK_MAX_S = 20
+BLOCK_MAX_S = 60
 # A Celery worker sends a retry first and then stores RETRY, over whatever the next execution
 # has stored by then; so the next one must not be too quick.
 RETRY_S = 0.1

@@ -1,7 +1,6 @@
 """However the log comes to be read, the tables are the same, and they are Python's fold.
 
-`UMBEL_HISTORY_EVENTS` and `UMBEL_HISTORY_INCREMENTS` make the world bigger: `make soak` has
-200,000 events in 20 increments.
+`make soak` has 200,000 events in 20 increments, and a standalone master.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ from tests.pipeline.worlds import (
     disturbed,
     folded,
 )
+from tests.sizes import FULL, size
 from tests.workers import Program
 from umbel.pipeline.errors import HistoryError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-EVENTS = int(os.environ.get("UMBEL_HISTORY_EVENTS", "8000"))
-INCREMENTS = int(os.environ.get("UMBEL_HISTORY_INCREMENTS", "6"))
+EVENTS, INCREMENTS = size(4_000, 200_000), size(4, 20)
 Rows = Callable[[Path, str], list[dict[str, Any]]]
 # What the session of the tests has too: see conftest.py.
 SHORT_LIVED = {"JAVA_TOOL_OPTIONS": JAVA_OPTIONS}
@@ -203,6 +202,7 @@ def test_increments_with_kills_between_all_steps_give_the_same_tables(
     assert len(alive) < INCREMENTS
 
 
+@pytest.mark.skipif(not FULL, reason="make soak runs it; the test above kills at every step")
 @pytest.mark.usefixtures("only_tasks")
 def test_a_build_that_is_killed_for_real_is_gone_on_with(
     spark: SparkSession, world: World, rows: Rows, tmp_path: Path, start: Callable[..., Program]
@@ -257,7 +257,7 @@ def test_separate_executors_give_the_same_tables(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("UMBEL_STANDALONE" not in os.environ, reason="make soak runs it")
+@pytest.mark.skipif(not FULL, reason="make soak runs it")
 def test_a_standalone_master_with_two_workers_gives_the_same_tables(
     world: World, rows: Rows, tmp_path: Path, start: Callable[..., Program]
 ) -> None:

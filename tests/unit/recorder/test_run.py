@@ -283,7 +283,7 @@ def test_an_end_while_the_disk_is_full_leaves_everything_with_the_broker(
     until(lambda: disk.tries >= 2)
     stage.end()
     assert stage.source.done == []
-    assert "3 events were not written: they are still with the broker" in caplog.text
+    assert "3 events were not written: the broker still has them" in caplog.text
 
 
 def test_how_far_behind_it_is_is_told_now_and_then(
