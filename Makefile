@@ -20,7 +20,10 @@ demo: setup  ## run a whole cluster here: embedded broker, three workers, mixed 
 
 test: setup lint  ## check everything: lint, types, layers, tests (PYTEST_ARGS="-k name")
 	@$(LIMIT) $(BIN)/python -m pytest -q -m quiet $(if $(PYTEST_ARGS),,tests/integration) $(PYTEST_ARGS) || [ $$? -eq 5 ]  # 5: none was chosen
-	@$(LIMIT) $(BIN)/python -m pytest -n 4 --dist loadgroup -m "not quiet" $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	@$(LIMIT) $(BIN)/python -m pytest -n 4 --dist loadgroup -m "not quiet" $(PYTEST_ARGS); code=$$?; \
+	if [ $$code -ne 1 ]; then [ $$code -eq 0 ] || [ $$code -eq 5 ]; exit; fi; \
+	echo "Once more, one by one, what failed beside others:"; \
+	$(LIMIT) $(BIN)/python -m pytest -x --last-failed -m "not quiet" $(PYTEST_ARGS)
 
 soak: setup  ## 100,000 simulated clusters under faults (SOAK_ARGS="--nodes 9"); the long tests in full
 	@$(BIN)/umbel sim --seeds 100000 $(SOAK_ARGS)
