@@ -57,7 +57,7 @@ def test_the_group_of_a_test(nodeid: str, group: str) -> None:
 def test_the_long_ones_come_first() -> None:
     assert rank("tests/pipeline") < rank(f"tests/{LONG[0]} redis")
     assert rank(f"tests/{LONG[0]} redis") < rank(f"tests/{LONG[-1]}") < rank("tests/test_other.py")
-    assert rank("tests/test_other.py") < rank(f"tests/unit/{LONG[0]}")
+    assert rank("tests/pipeline") < rank("tests/unit/test_other.py") < rank(f"tests/{LONG[0]}")
 
 
 def test_every_long_file_exists() -> None:
