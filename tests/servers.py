@@ -167,6 +167,15 @@ class RedisServer(Server):
             )
         return self._clients[db]
 
+    def entities(self, url: str) -> set[str]:
+        """What is in a database: keys, and the members of sets."""
+        client = self.client(int(url.rsplit("/", 1)[1]))
+        found = {key.decode() for key in client.keys("*")}
+        for key in sorted(found):
+            if client.type(key) == b"set":
+                found |= {f"{key}: {member!r}" for member in client.smembers(key)}
+        return found
+
     def flush(self) -> None:
         """Remove everything from every database."""
         self.client().flushall()
@@ -257,6 +266,19 @@ class RabbitMQServer(Server):
         answer = self.evaluate(
             f"lists:join(10, [Name || {{resource, _, _, Name}} <- "
             f"{self._call('rabbit_amqqueue', 'list_names', _binary(vhost))}])"
+        )
+        return sorted(answer.split("\n")) if answer else []
+
+    def entities(self, url: str) -> set[str]:
+        """The queues of the virtual host that the URL names."""
+        return set(self.queue_names(url.rsplit("/", 1)[1]))
+
+    def bound_queues(self, exchange: str, vhost: str = "/") -> list[str]:
+        """The queues that are bound to an exchange."""
+        source = f"{{resource, {_binary(vhost)}, exchange, {_binary(exchange)}}}"
+        answer = self.evaluate(
+            "lists:join(10, [Name || {binding, _, _, {resource, _, queue, Name}, _} <- "
+            f"{self._call('rabbit_binding', 'list_for_source', source)}])"
         )
         return sorted(answer.split("\n")) if answer else []
 

@@ -75,31 +75,16 @@ class Place:
             one.close()
 
 
-def redis_entities(server: RedisServer, url: str) -> Callable[[], set[str]]:
-    client = server.client(int(url.rsplit("/", 1)[1]))
-
-    def find() -> set[str]:
-        found = set()
-        for key in client.keys("*"):
-            found.add(key.decode())
-            if client.type(key) == b"set":
-                found |= {f"{key.decode()}: {member!r}" for member in client.smembers(key)}
-        return found
-
-    return find
-
-
 @pytest.fixture
 def redis_place(redis_url: str, redis_server: RedisServer) -> Iterator[Place]:
-    place = Place(redis_url, redis_entities(redis_server, redis_url))
+    place = Place(redis_url, lambda: redis_server.entities(redis_url))
     yield place
     place.close()
 
 
 @pytest.fixture
 def amqp_place(amqp_url: str, rabbitmq_server: RabbitMQServer) -> Iterator[Place]:
-    vhost = amqp_url.rsplit("/", 1)[1]
-    place = Place(amqp_url, lambda: set(rabbitmq_server.queue_names(vhost)))
+    place = Place(amqp_url, lambda: rabbitmq_server.entities(amqp_url))
     yield place
     place.close()
 
@@ -469,19 +454,20 @@ def test_a_broker_that_is_away_is_named_without_its_password(scheme):
     app.close()
 
 
-def test_a_reply_is_received_after_the_connection_broke(place, proxy, background):
+def test_a_reply_is_received_after_the_connection_broke(place, proxy, background, request):
     node, app = place.node(), place.app(through(proxy, place.url))
     node.hold()
     call = background(app.control.ping, limit=1, timeout=LONG_S)
     node.wait_until_holding()
-    request = node.seen[-1][0]
+    asked = node.seen[-1][0]
     assert proxy.cut()
     if place.url.startswith("amqp"):
         # The queue went with the connection and comes back with the next.
-        queue = f"{request.reply_to.routing_key}.reply.celery.pidbox"
+        queue = f"{asked.reply_to.routing_key}.reply.celery.pidbox"
         wait_until(lambda: queue not in place.entities(), what="the queue to go")
-        wait_until(lambda: queue in place.entities(), what="the queue to come back")
-        time.sleep(2)  # and its binding, which nothing shows
+        server = request.getfixturevalue("rabbitmq_server")
+        where = ("reply.celery.pidbox", place.url.rsplit("/", 1)[1])
+        wait_until(lambda: queue in server.bound_queues(*where), what="the queue to come back")
     node.let_go()
     assert call.result(LONG_S) == [{"w1@h": {"ok": "pong"}}]
 

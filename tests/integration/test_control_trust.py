@@ -8,7 +8,7 @@ import random
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -184,7 +184,12 @@ def test_a_client_killed_between_request_and_reply_leaves_nothing(
     tmp_path: Any,
 ) -> None:
     url = request.getfixturevalue(f"{kind}_url")
-    entities = entities_of(kind, url, request)
+    servers = {"amqp": "rabbitmq_server", "redis": "redis_server"}
+    server: RedisServer | RabbitMQServer = request.getfixturevalue(servers[kind])
+
+    def entities() -> set[str]:
+        return server.entities(url)
+
     inside = commanded(url)
     assert tell(inside, "ping") == {"ok": "pong"}
     inside.client.control.close()
@@ -199,21 +204,3 @@ def test_a_client_killed_between_request_and_reply_leaves_nothing(
     tasks.hold.set()
     wait_until(lambda: entities() <= before, 15, "everything to go")
     assert tell(inside, "ping") == {"ok": "pong"}
-
-
-def entities_of(kind: str, url: str, request: pytest.FixtureRequest) -> Callable[[], set[str]]:
-    if kind == "amqp":
-        server: RabbitMQServer = request.getfixturevalue("rabbitmq_server")
-        return lambda: set(server.queue_names(url.rsplit("/", 1)[1]))
-    redis_server: RedisServer = request.getfixturevalue("redis_server")
-    client = redis_server.client(int(url.rsplit("/", 1)[1]))
-
-    def find() -> set[str]:
-        found = set()
-        for key in client.keys("*"):
-            found.add(key.decode())
-            if client.type(key) == b"set":
-                found |= {f"{key.decode()}: {member!r}" for member in client.smembers(key)}
-        return found
-
-    return find

@@ -182,6 +182,7 @@ def test_a_message_that_could_not_be_settled_is_settled_on_the_next_connection(
         assert flying.get(timeout=30) == "flying"
         assert bench.send("note", "after").get(timeout=30) == "after"
         wait_until(lambda: notes.hlen("unacked") == 0, what="every message to be settled")
+        wait_until(lambda: bench.worker.tally.finished >= 2, what="both to be counted")
         assert bench.worker.tally.connections_lost == 1
         assert bench.worker.tally.finished == 2, "each has run once"
     finally:

@@ -23,6 +23,7 @@ from umbel.wire.control import Request
 
 LONG_S = 20.0
 GONE_S = 15.0
+RESULTS = "celery-task-meta-"
 NODE = "celery@inspected"
 
 
@@ -79,22 +80,11 @@ def cluster(
 def _entities(
     request: pytest.FixtureRequest, url: str, own_redis: RedisServer
 ) -> Callable[[], set[str]]:
-    """What is on the broker: queues, or keys and the members of sets."""
-    last = url.rsplit("/", 1)[1]
+    """What is on the broker, but for results."""
     if url.startswith("amqp"):
         rabbitmq: RabbitMQServer = request.getfixturevalue("rabbitmq_server")
-        return lambda: set(rabbitmq.queue_names(last))
-    client = own_redis.client(int(last))
-
-    def find() -> set[str]:
-        found = {key.decode() for key in client.keys("*")}
-        found -= {name for name in found if name.startswith("celery-task-meta-")}
-        for key in sorted(found):
-            if client.type(key) == b"set":
-                found |= {f"{key}: {member!r}" for member in client.smembers(key)}
-        return found
-
-    return find
+        return lambda: rabbitmq.entities(url)
+    return lambda: {one for one in own_redis.entities(url) if not one.startswith(RESULTS)}
 
 
 # -- an Umbel client and a Celery worker ---------------------------------------------------
