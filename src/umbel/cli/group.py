@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from umbel.cli import errors
+from umbel.cli.examples import with_examples
 from umbel.version import __version__
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class Verbs(click.Group):
             return None
         module, _, attribute = VERBS[cmd_name][0].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
-        return command
+        return with_examples(cmd_name, command)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
