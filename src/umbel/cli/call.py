@@ -115,7 +115,7 @@ def _tell(
         click.echo(outcomes.as_json({"id": result.id}) if as_json else result.id)
         return FINE
     if not as_json:
-        click.echo(result.id)
+        click.echo(result.id, err=True)  # standard output is the result and nothing else
     with reaching(app, app.result_url):
         code = outcomes.wait(result, timeout_s)
         if code != FINE:

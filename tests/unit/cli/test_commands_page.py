@@ -11,6 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from tests.pages import parse
 from umbel.cli.commands_page import page
 from umbel.cli.group import VERBS, cli
 
@@ -34,17 +35,6 @@ HELPS = dict(helps(cli))
 EXAMPLES = [found for text in HELPS.values() for found in EXAMPLE.findall(text)]
 
 
-def parse(words: list[str]) -> None:
-    """Read a command line as the program does, without running it."""
-    assert words[0] == "umbel"
-    context = cli.make_context("umbel", words[1:])
-    while isinstance(context.command, click.Group):
-        rest = [*context._protected_args, *context.args]
-        name, command, rest = context.command.resolve_command(context, rest)
-        assert command is not None
-        context = command.make_context(name, rest, parent=context)
-
-
 def test_the_page_is_what_the_commands_say() -> None:
     written = Path(__file__).parents[3] / "docs" / "commands.md"
     assert written.read_text(encoding="utf-8") == page(), (
@@ -54,7 +44,9 @@ def test_the_page_is_what_the_commands_say() -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_shows_examples(verb: str) -> None:
-    assert re.search(rf"^  Examples:\n(?: +umbel .*\n)*? +umbel .*\b{verb}\b", HELPS[verb], re.MULTILINE)
+    assert re.search(
+        rf"^  Examples:\n(?: +umbel .*\n)*? +umbel .*\b{verb}\b", HELPS[verb], re.MULTILINE
+    )
 
 
 @pytest.mark.parametrize("line", dict.fromkeys(EXAMPLES))
