@@ -1,0 +1,186 @@
+"""The transport, and what turns for it: kombu's hub, or a blocking `drain_events`."""
+
+from __future__ import annotations
+
+import time
+from queue import Empty
+from typing import Any
+
+from kombu.transport import redis as kombu_redis
+
+from umbel.broker.redis.channel import Channel, SentinelChannel
+from umbel.broker.redis.fetching import ACKS_WAIT_S, LOOK_AGAIN_S, Fetcher
+
+# Without a loop that has timers, messages of others are looked for so often at most.
+RESTORE_PAUSE_S = 1.0
+
+
+class Poller(kombu_redis.MultiChannelPoller):
+    """Turns the fetchers of all channels of a transport, and kombu's ways where there are none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._fetchers: dict[int, Fetcher] = {}  # by descriptor
+        self._restored_at = 0.0
+        self.prepare: Any = lambda fetcher: None
+
+    def close(self) -> None:
+        """Watch nothing any more."""
+        super().close()
+        self._fetchers.clear()
+
+    def dismiss(self, fetcher: Fetcher) -> None:
+        """This one takes no more."""
+        for fd, known in list(self._fetchers.items()):
+            if known is fetcher:
+                del self._fetchers[fd]
+                self._unregister_from_poll(fd)
+
+    def on_poll_start(self) -> None:
+        """Before every wait: send what is to be sent."""
+        super().on_poll_start()
+        now = time.monotonic()
+        for channel in list(self._channels):
+            fetcher = channel.fetcher
+            if channel.ledger.returns and not self._newer_may_come(channel):
+                channel.flush_returns()
+            if fetcher is not None:
+                fetcher.turn(now)
+                fd = fetcher.fileno()
+                if fd is not None and self._fetchers.get(fd) is not fetcher:
+                    self._watch(fd, fetcher)
+
+    @staticmethod
+    def _newer_may_come(channel: Any) -> bool:
+        """At the end all go back in order: those on their way are the newest, and go first."""
+        return not channel.active_queues and any(one.count for one in channel.ledger.asked)
+
+    def _watch(self, fd: int, fetcher: Fetcher) -> None:
+        self._fetchers[fd] = fetcher
+        self.poller.register(fd, self.eventflags)
+
+    def _register_BRPOP(self, channel: Any) -> None:  # noqa: N802 - kombu's name
+        if channel.fetcher is None:
+            super()._register_BRPOP(channel)
+
+    def on_readable(self, fileno: int) -> None:
+        """Something has come on one of our sockets."""
+        fetcher = self._fetchers.get(fileno)
+        if fetcher is None:
+            super().on_readable(fileno)
+        else:
+            fetcher.on_readable()
+
+    def handle_event(self, fileno: int, event: int) -> Any:
+        """The same, for a blocking loop; true if that may end its wait."""
+        fetcher = self._fetchers.get(fileno)
+        if fetcher is None:
+            return super().handle_event(fileno, event)
+        before = fetcher.delivered_count
+        fetcher.on_readable()
+        return fetcher.delivered_count > before
+
+    def get(self, callback: Any, timeout: float | None = None) -> None:
+        """Wait until something was delivered; raises Empty after a while without."""
+        self._in_protected_read = True
+        try:
+            self.maybe_refresh_binding_expiry()
+            before = self._delivered_count
+            self.on_poll_start()
+            if self._delivered_count > before:
+                return
+            handled = [self.handle_event(*event) for event in self._poll(timeout)]
+            if any(handled):
+                return
+            now = time.monotonic()
+            if not handled:
+                self.maybe_check_brpop_health()
+            if now - self._restored_at >= RESTORE_PAUSE_S:
+                self._restored_at = now
+                self.maybe_restore_messages()
+            raise Empty
+        finally:
+            self._in_protected_read = False
+            while self.after_read:
+                self.after_read.pop()()
+
+    def _poll(self, timeout: float | None) -> Any:
+        now = time.monotonic()
+        waits = [one.patience_s(now) for one in self._fetchers.values()]
+        if timeout is not None or self._paused_brpop:
+            waits.append(LOOK_AGAIN_S if timeout is None else timeout)
+        return self.poller.poll(min(waits) if waits else None) or ()
+
+    @property
+    def _delivered_count(self) -> int:
+        return sum(one.delivered_count for one in self._fetchers.values())
+
+
+class Transport(kombu_redis.Transport):
+    """kombu's Redis transport with our channels."""
+
+    Channel = Channel
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.cycle.poller.close()
+        self.cycle = Poller()
+
+    def drain_events(self, connection: Any, timeout: float | None = None) -> None:
+        """Deliver something, waiting for it no longer than `timeout`."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        left_s = timeout
+        while True:
+            try:
+                self.cycle.get(self._deliver, timeout=left_s)
+            except Empty:
+                if deadline is not None:
+                    left_s = deadline - time.monotonic()
+                    if left_s <= 0:
+                        raise TimeoutError("timed out") from None
+            else:
+                return
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        """Let this loop turn the fetchers."""
+        super().register_with_event_loop(connection, loop)
+        cycle, on_readable = self.cycle, self.on_readable
+
+        def watch(fd: int, fetcher: Fetcher) -> None:
+            cycle._fetchers[fd] = fetcher
+            loop.add_reader(fd, on_readable, fd)
+
+        waking = False
+
+        def wake_later() -> None:
+            nonlocal waking
+            if not waking:
+                waking = True
+                loop.call_later(ACKS_WAIT_S, woken)
+
+        def woken() -> None:
+            nonlocal waking
+            waking = False
+
+        def prepare(fetcher: Fetcher) -> None:
+            fetcher.wake_later = wake_later
+
+        cycle._watch, cycle.prepare = watch, prepare
+        for channel in cycle._channels:
+            if channel.fetcher is not None:
+                prepare(channel.fetcher)
+
+
+class SentinelTransport(Transport, kombu_redis.SentinelTransport):
+    """The same, where sentinels know the server."""
+
+    Channel = SentinelChannel
+
+
+def transport_for(found: type) -> type:
+    """Ours in the place of kombu's transport for Redis; any other one as it is."""
+    if found is kombu_redis.Transport:
+        return Transport
+    if found is kombu_redis.SentinelTransport:
+        return SentinelTransport
+    return found
