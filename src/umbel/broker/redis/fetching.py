@@ -406,13 +406,13 @@ class Fetcher:
 
     def _on_popped(self, asked: Asked, answer: list[Any]) -> None:
         ledger = self._ledger
-        prefix, number, arrived = ledger.prefix, asked.first, ledger.arrived
+        tag_of, number, arrived = ledger.tag, asked.first, ledger.arrived
         if asked.keys is self._keys:
             self._begin = answer[0]
         for at in range(1, len(answer), 2):
             queue, key = asked.keys[answer[at]]
             for raw in answer[at + 1]:
-                arrived.append(Arrival(f"{prefix}{number}", queue, key, raw))
+                arrived.append(Arrival(tag_of(number), queue, key, raw))
                 number += 1
         if number - asked.first < asked.count and asked.keys is self._keys:
             # All lists are empty, and we will be told.
@@ -422,7 +422,7 @@ class Fetcher:
         """By BRPOP, which notes nothing: for a moment only we have it."""
         key, raw = answer[0].decode(), answer[1]
         queue = next(queue for queue, known in asked.keys if known == key)
-        arrival = Arrival(f"{self._ledger.prefix}{asked.first}", queue, key, raw)
+        arrival = Arrival(self._ledger.tag(asked.first), queue, key, raw)
         self._channel.note(arrival)
         self._ledger.arrived.append(arrival)
 

@@ -65,6 +65,10 @@ class Ledger:
         first, self.number = self.number, self.number + count
         return first
 
+    def tag(self, number: int) -> str:
+        """The tag of this number, as the server writes it; they sort as the numbers do."""
+        return f"{self.prefix}{number:012d}"
+
     def lost(self) -> list[str]:
         """The connection is gone: what to ask the next one for.
 
@@ -74,7 +78,7 @@ class Ledger:
         unsure: list[str] = []
         for asked in self.asked:
             unsure += asked.acks
-            tags += [f"{self.prefix}{asked.first + n}" for n in range(asked.count)]
+            tags += [self.tag(asked.first + n) for n in range(asked.count)]
         self.acks[:0] = unsure
         self.asked.clear()
         self.arrived.clear()

@@ -88,29 +88,37 @@ class QoS(kombu_redis.QoS):
 
     def restore_visible(self, start: int = 0, num: int | None = None, interval: int = 10) -> None:
         """Give back what nobody has settled or renewed for the visibility time-out."""
-        if self.channel.scriptless:
-            super().restore_visible(start, num or 0, interval)
-            return
         self._vrestore_count += 1
         if (self._vrestore_count - 1) % (interval or 1):
             return
-        channel = self.channel
-        ceiling = time.time() - self.visibility_timeout
-        size = min(num or RESTORE_MAX, RESTORE_MAX)
-        with channel.conn_or_acquire() as client:
+        if self.channel.scriptless:  # such a server can not release the mutex either
+            for tag in self._overdue(time.time() - self.visibility_timeout, start, num):
+                super().restore_by_tag(tag)
+            return
+        key, expire_s = self.unacked_mutex_key, self.unacked_mutex_expire
+        with self.channel.conn_or_acquire() as client:
             try:
-                with kombu_redis.Mutex(client, self.unacked_mutex_key, self.unacked_mutex_expire):
-                    while True:
-                        # The newest first: the oldest is to be the next one of its queue.
-                        tags = channel.plain.zrange(
-                            channel.key(self.unacked_index_key), ceiling, 0,
-                            desc=True, byscore=True, offset=start, num=size,
-                        )  # fmt: skip
-                        done = self._restore([tag.decode() for tag in tags], "RPUSH", ceiling)
-                        if num or not done or len(tags) < size:
-                            return
+                with kombu_redis.Mutex(client, key, expire_s):
+                    self._restore_overdue(start, num)
             except kombu_redis.MutexHeld:
                 pass
+
+    def _restore_overdue(self, start: int, num: int | None) -> None:
+        ceiling = time.time() - self.visibility_timeout
+        while True:
+            tags = self._overdue(ceiling, start, num)
+            done = self._restore(tags, "RPUSH", ceiling)
+            if num or not done or len(tags) < RESTORE_MAX:
+                return
+
+    def _overdue(self, ceiling: float, start: int, num: int | None) -> list[str]:
+        """The newest first: the oldest is to be the next one of its queue."""
+        channel, size = self.channel, min(num or RESTORE_MAX, RESTORE_MAX)
+        tags = channel.plain.zrange(
+            channel.key(self.unacked_index_key), ceiling, 0,
+            desc=True, byscore=True, offset=start, num=size,
+        )  # fmt: skip
+        return [tag.decode() for tag in tags]
 
     def _restore(self, tags: list[str], command: str, ceiling: float | None = None) -> int:
         """How many notes are gone now."""

@@ -28,10 +28,14 @@ local function note(fields, scores)
 end
 local function take(list, queue, count)
   local items = redis.pcall('RPOP', KEYS[list], count)
-  if not items or items.err then return 0 end
+  if not items then return 0 end
+  if items.err then
+    if string.find(items.err, 'WRONGTYPE', 1, true) then return 0 end
+    redis.call('RPOP', KEYS[list], count)
+  end
   local rest, fields, scores, size = ARGV[queue + 2], {}, {}, 0
   for i = 1, #items do
-    local item, tag = items[i], prefix .. string.format('%.0f', number)
+    local item, tag = items[i], prefix .. string.format('%012.0f', number)
     number = number + 1
     if string.byte(item, 1) == 123 and string.byte(item, -1) == 125 then
       fields[size + 1], fields[size + 2] = tag, '[' .. item .. rest
