@@ -55,7 +55,7 @@ def put_back(message: Any) -> None:
     That is where brokers with a server put what is rejected; in a Redis list a rejected message
     goes behind all others. Of several, put back the newest first.
     """
-    qos = getattr(message.channel, "qos", None)
+    qos: Any = getattr(message.channel, "qos", None)
     if hasattr(qos, "put_back"):
         qos.put_back(message)
         message._state = "REQUEUED"

@@ -44,6 +44,7 @@ class Channel(kombu_redis.Channel):
     """See the module's text."""
 
     QoS = QoS
+    _sentinel_manager: Any = None
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.fetcher: Fetcher | None = None
@@ -181,7 +182,7 @@ class Channel(kombu_redis.Channel):
         """How many messages may be here that are not acknowledged."""
         super().basic_qos(prefetch_size, prefetch_count, apply_global)
         if self.slack is None:
-            self.batch_min = min(prefetch_count, BATCH_MAX) // 4
+            self.batch_min = min(prefetch_count, BATCH_MAX) // 2
         else:
             self.batch_min = min(self.slack // 2, prefetch_count // 4, BATCH_MAX // 4)
 

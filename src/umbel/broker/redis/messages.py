@@ -5,7 +5,7 @@ from __future__ import annotations
 import binascii
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from kombu.compression import decompress
@@ -25,7 +25,8 @@ class ListMessage(Message):
     note. The tag inside of the envelope is its sender's and means nothing here.
     """
 
-    __slots__ = ("key", "queue", "raw")
+    if not TYPE_CHECKING:  # which knows nothing of the slots of kombu's class
+        __slots__ = ("key", "queue", "raw")
     errors: Any = ()
 
     def __init__(self, raw: bytes, tag: str, queue: str, key: str, channel: Any) -> None:

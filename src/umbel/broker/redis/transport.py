@@ -22,7 +22,29 @@ class Poller(kombu_redis.MultiChannelPoller):
         super().__init__()
         self._fetchers: dict[int, Fetcher] = {}  # by descriptor
         self._restored_at = 0.0
-        self.prepare: Any = lambda fetcher: None
+        self._loop: Any = None  # that of `attach`
+        self._on_readable: Any = None
+        self._waking = False
+
+    def attach(self, loop: Any, on_readable: Any) -> None:
+        """Be turned by this loop from now on."""
+        self._loop, self._on_readable, self._waking = loop, on_readable, False
+        for channel in self._channels:
+            if channel.fetcher is not None:
+                self.prepare(channel.fetcher)
+
+    def prepare(self, fetcher: Fetcher) -> None:
+        """This one begins to take."""
+        if self._loop is not None:
+            fetcher.wake_later = self._wake_later
+
+    def _wake_later(self) -> None:
+        if not self._waking:
+            self._waking = True
+            self._loop.call_later(ACKS_WAIT_S, self._woken)
+
+    def _woken(self) -> None:
+        self._waking = False  # that it turns is all
 
     def close(self) -> None:
         """Watch nothing any more."""
@@ -57,7 +79,10 @@ class Poller(kombu_redis.MultiChannelPoller):
 
     def _watch(self, fd: int, fetcher: Fetcher) -> None:
         self._fetchers[fd] = fetcher
-        self.poller.register(fd, self.eventflags)
+        if self._loop is None:
+            self.poller.register(fd, self.eventflags)
+        else:
+            self._loop.add_reader(fd, self._on_readable, fd)
 
     def _register_BRPOP(self, channel: Any) -> None:  # noqa: N802 - kombu's name
         if channel.fetcher is None:
@@ -120,6 +145,7 @@ class Transport(kombu_redis.Transport):
     """kombu's Redis transport with our channels."""
 
     Channel = Channel
+    cycle: Any
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -144,31 +170,7 @@ class Transport(kombu_redis.Transport):
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         """Let this loop turn the fetchers."""
         super().register_with_event_loop(connection, loop)
-        cycle, on_readable = self.cycle, self.on_readable
-
-        def watch(fd: int, fetcher: Fetcher) -> None:
-            cycle._fetchers[fd] = fetcher
-            loop.add_reader(fd, on_readable, fd)
-
-        waking = False
-
-        def wake_later() -> None:
-            nonlocal waking
-            if not waking:
-                waking = True
-                loop.call_later(ACKS_WAIT_S, woken)
-
-        def woken() -> None:
-            nonlocal waking
-            waking = False
-
-        def prepare(fetcher: Fetcher) -> None:
-            fetcher.wake_later = wake_later
-
-        cycle._watch, cycle.prepare = watch, prepare
-        for channel in cycle._channels:
-            if channel.fetcher is not None:
-                prepare(channel.fetcher)
+        self.cycle.attach(loop, self.on_readable)
 
 
 class SentinelTransport(Transport, kombu_redis.SentinelTransport):

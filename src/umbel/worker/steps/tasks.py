@@ -85,7 +85,9 @@ class TasksStep(Step):
 
 
 def _prepare(channel: Any, parent: Any) -> None:
-    """What channels of our own transports are told."""
+    """What channels are told that can do more than they must."""
+    if hasattr(channel, "auto_decode"):  # of bodies, on AMQP: who receives them takes bytes
+        channel.auto_decode = False
     if hasattr(channel, "use"):
         channel.use(parent.ledger)
     if not parent.worker.inline:
