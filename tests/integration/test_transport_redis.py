@@ -287,6 +287,33 @@ def test_messages_whose_answer_was_lost_are_delivered_on_the_next_connection(
         assert sorted(desk.bodies()) == list(range(30))
 
 
+def test_what_was_cut_off_is_asked_for_until_there_is_an_answer(
+    make: Make, redis_server: RedisServer, redis_url: str, server: redis.Redis
+) -> None:
+    ledger = Ledger()
+    with Proxy(redis_server.port) as proxy:
+        cut = make(through(proxy, redis_url), ledger=ledger)
+        cut.consume("jobs", prefetch=10)
+        cut.drain(0.1)
+        for number in range(3):
+            cut.send(number)
+        proxy.swallow(to_server=False)
+        ask(cut)
+        wait_until(lambda: server.hlen("unacked") == 3, what="a request that is carried out")
+        lose(cut)
+        again = make(redis_url, ledger=ledger)
+        again.consume("jobs", prefetch=10)
+        redis_server.pause()
+        try:
+            again.channel.socket_timeout = 0.2
+            with pytest.raises(again.connection.connection_errors):
+                again.channel.fetcher.turn(time.monotonic())
+        finally:
+            redis_server.resume()
+        again.take(3)
+        assert again.bodies() == [0, 1, 2]
+
+
 def test_a_request_that_got_lost_gives_nothing_a_second_time(
     make: Make, redis_server: RedisServer, redis_url: str, server: redis.Redis
 ) -> None:
@@ -376,7 +403,9 @@ def test_an_ended_connection_is_told_to_the_loop(make: Make, server: redis.Redis
     server.client_kill_filter(_type="normal", skipme=True)
     with pytest.raises(desk.connection.connection_errors):
         desk.take(1)
-    lose(desk)
+    desk.send(1)
+    desk.take(1)
+    assert desk.bodies() == [1], "who goes on all the same gets another connection"
 
 
 # -- servers that allow less -----------------------------------------------------------------

@@ -160,7 +160,7 @@ class Channel(kombu_redis.Channel):
             self.fetcher = Fetcher(self, self.ledger)
             self.fetcher.at_once = self._hurries
             self.connection.cycle.prepare(self.fetcher)
-        self._update_queue_cycle()
+            self._update_queue_cycle()
         return done
 
     def basic_cancel(self, consumer_tag: str) -> Any:

@@ -77,7 +77,8 @@ class Fetcher:
         self._owing_since: float | None = None  # room, or acknowledgements
         self._begin = 0
         self._head: tuple[int, bytes, bytes] = (0, b"", b"")  # of a POP: arguments, by sha, in full
-        self._keys: list[tuple[str, str]] = []  # queue and key of each list
+        self._names: list[str] = []  # of queues
+        self._keys: list[tuple[str, str]] = []  # queue and key of each list, when prepared
         self._delivering = False
         self._homeless: list[Arrival] = []
         self._complained = False
@@ -89,10 +90,14 @@ class Fetcher:
 
     def set_queues(self, queues: Iterable[str]) -> None:
         """Take from these queues from now on."""
-        channel = self._channel
-        names = list(queues)
-        if channel.queue_order_strategy == "sorted":
-            names.sort()
+        self._names = list(queues)
+        if self._channel.queue_order_strategy == "sorted":
+            self._names.sort()
+        self._keys, self._begin, self._quiet_until = [], 0, 0.0
+
+    def _prepare(self) -> None:
+        """What is the same in every request."""
+        channel, names = self._channel, self._names
         steps = channel.priority_steps
         self._keys = [(q, channel.list_key(q, step)) for step in steps for q in names]
         keys = [channel.key(channel.unacked_key), channel.key(channel.unacked_index_key)]
@@ -103,15 +108,15 @@ class Fetcher:
         sha = _bulk(b"EVALSHA") + _bulk(_POP_SHA) + tail
         source = _bulk(b"EVAL") + _bulk(POP.encode()) + tail
         self._head = (2 + len(fixed), sha, source)
-        self._begin = 0
-        self._quiet_until = 0.0
 
     def ack(self, tag: str) -> None:
         """The note of this message goes with the next request, or soon."""
         ledger = self._ledger
         ledger.acks.append(tag)
         if self.at_once:
-            if self._connection is not None:
+            if ledger.asked and ledger.asked[-1].kind == "WAIT":
+                self.flush()
+            elif self._connection is not None:
                 self._send_acks(time.monotonic())
         elif self._owing_since is None:
             self._owe()
@@ -140,14 +145,14 @@ class Fetcher:
         if ledger.arrived:
             self._deliver()
         if self._connection is None:
-            if not self._keys:
+            if not self._names:
                 return
             self._connect()
             if ledger.arrived:
                 self._deliver()
         if ledger.asked:
             self._check_overdue(now)
-        if not ledger.asked or ledger.asked[-1].kind == "ACK":
+        if not self._asking:
             self._send(now)
         elif ledger.acks and ledger.asked[-1].kind == "WAIT":
             self._flush_if_due(now)
@@ -171,7 +176,7 @@ class Fetcher:
             if self._connection is not connection or not connection.can_read(timeout=0):
                 break
         self._deliver()
-        if self._connection is not None and not self._ledger.asked:
+        if self._connection is not None and not self._asking:
             # Nobody may look for a while, and there may be acknowledgements to send.
             self._send(time.monotonic(), ahead=self._channel.qos.prefetch_count > 0)
 
@@ -279,12 +284,17 @@ class Fetcher:
             connection.read_response()
             logger.warning("%d messages whose delivery was cut off are delivered now", len(found))
         ledger.arrived.extend(found)
+        ledger.missing.clear()
 
     # -- asking --------------------------------------------------------------------------------
 
+    @property
+    def _asking(self) -> bool:
+        return any(asked.count for asked in self._ledger.asked)
+
     def _room(self) -> int:
         qos = self._channel.qos
-        if not self._keys:
+        if not self._names:
             return 0
         coming = self._ledger.pending
         if not qos.prefetch_count:
@@ -317,6 +327,8 @@ class Fetcher:
 
     def _send_pop(self, count: int, now: float) -> None:
         ledger = self._ledger
+        if not self._keys:
+            self._prepare()
         acks = ledger.acks[:ACKS_MAX]
         del ledger.acks[: len(acks)]
         asked = Asked("POP", now, ledger.reserve(count), count, acks, self._keys)
@@ -350,6 +362,8 @@ class Fetcher:
         )
 
     def _send_wait(self, now: float) -> None:
+        if not self._keys:
+            self._prepare()
         queues = len(self._keys) // len(self._channel.priority_steps)
         turned = [
             self._keys[start + (self._begin + n) % queues][1].encode()
@@ -388,7 +402,7 @@ class Fetcher:
             if isinstance(answer, ResponseError):
                 self._refused(asked, answer)
         elif isinstance(answer, NoScriptError):
-            if last:
+            if last or asked.keys is not self._keys:  # it is not asked for any more
                 ledger.acks[:0] = asked.acks
                 return
             asked.answers_left, asked.at = 1, time.monotonic()
@@ -455,7 +469,7 @@ class Fetcher:
                     self._homeless.append(arrival)
                     continue
                 self._hand_over(arrival, *consumer)
-                if ahead and not asked and self._connection is not None:
+                if ahead and not (asked and self._asking) and self._connection is not None:
                     self._send(time.monotonic())  # before the rest is run
         finally:
             self._delivering = False

@@ -58,6 +58,7 @@ class Ledger:
         self.arrived: deque[Arrival] = deque()
         self.acks: list[str] = []  # to be sent
         self.returns: list[Return] = []  # to be sent, in this order
+        self.missing: list[str] = []  # tags under which something may be noted that is not here
         self.fence: list[str] = []  # what names the connection on which the last request went out
 
     def reserve(self, count: int) -> int:
@@ -70,19 +71,19 @@ class Ledger:
         return f"{self.prefix}{number:012d}"
 
     def lost(self) -> list[str]:
-        """The connection is gone: what to ask the next one for.
+        """The connection is gone: what to ask the next one for, until that has answered.
 
         Acknowledgements that were on their way are to be sent again.
         """
-        tags = [arrival.tag for arrival in self.arrived]
+        self.missing += [arrival.tag for arrival in self.arrived]
         unsure: list[str] = []
         for asked in self.asked:
             unsure += asked.acks
-            tags += [self.tag(asked.first + n) for n in range(asked.count)]
+            self.missing += [self.tag(asked.first + n) for n in range(asked.count)]
         self.acks[:0] = unsure
         self.asked.clear()
         self.arrived.clear()
-        return tags
+        return self.missing
 
     @property
     def pending(self) -> int:

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from kombu.transport import redis as kombu_redis
+from redis.exceptions import RedisError
 
 from umbel.broker.redis.ledger import Return
 from umbel.broker.redis.messages import ListMessage, mark, redelivered
@@ -73,7 +74,10 @@ class QoS(kombu_redis.QoS):
         """At the end of the channel, or of the process: say what is to be said, then the same."""
         channel = self.channel
         if channel.fetcher is not None and channel.connection is not None:
-            channel.flush_acks()
+            try:
+                channel.flush_acks()
+            except (RedisError, OSError) as exc:
+                logger.warning("acknowledgements could not be sent: %s", exc)
         super().restore_unacked_once(stderr)
 
     # -- by tag, from anybody's notes ----------------------------------------------------------

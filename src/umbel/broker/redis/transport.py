@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from queue import Empty
 from typing import Any
 
 from kombu.transport import redis as kombu_redis
+from redis.exceptions import RedisError
 
 from umbel.broker.redis.channel import Channel, SentinelChannel
 from umbel.broker.redis.fetching import ACKS_WAIT_S, LOOK_AGAIN_S, Fetcher
@@ -56,7 +59,8 @@ class Poller(kombu_redis.MultiChannelPoller):
         for fd, known in list(self._fetchers.items()):
             if known is fetcher:
                 del self._fetchers[fd]
-                self._unregister_from_poll(fd)
+                with contextlib.suppress(OSError):  # a closed one is watched no more
+                    self._unregister_from_poll(fd)
 
     def on_poll_start(self) -> None:
         """Before every wait: send what is to be sent."""
@@ -67,10 +71,21 @@ class Poller(kombu_redis.MultiChannelPoller):
             if channel.ledger.returns and not self._newer_may_come(channel):
                 channel.flush_returns()
             if fetcher is not None:
-                fetcher.turn(now)
+                with self._broken_off(fetcher):
+                    fetcher.turn(now)
                 fd = fetcher.fileno()
                 if fd is not None and self._fetchers.get(fd) is not fetcher:
                     self._watch(fd, fetcher)
+
+    @contextlib.contextmanager
+    def _broken_off(self, fetcher: Fetcher) -> Iterator[None]:
+        """A connection that fails is let go; who goes on all the same gets another one."""
+        try:
+            yield
+        except (RedisError, OSError):
+            self.dismiss(fetcher)
+            fetcher.close()
+            raise
 
     @staticmethod
     def _newer_may_come(channel: Any) -> bool:
@@ -94,7 +109,8 @@ class Poller(kombu_redis.MultiChannelPoller):
         if fetcher is None:
             super().on_readable(fileno)
         else:
-            fetcher.on_readable()
+            with self._broken_off(fetcher):
+                fetcher.on_readable()
 
     def handle_event(self, fileno: int, event: int) -> Any:
         """The same, for a blocking loop; true if that may end its wait."""
@@ -102,7 +118,7 @@ class Poller(kombu_redis.MultiChannelPoller):
         if fetcher is None:
             return super().handle_event(fileno, event)
         before = fetcher.delivered_count
-        fetcher.on_readable()
+        self.on_readable(fileno)
         return fetcher.delivered_count > before
 
     def get(self, callback: Any, timeout: float | None = None) -> None:
