@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,7 +18,7 @@ from tests.proxy import Proxy
 from tests.servers import RedisServer, wait_until
 from tests.transports import REDIS_UMBEL, Desk
 from umbel.broker.leases import disown
-from umbel.broker.redis import fetching
+from umbel.broker.redis import SentinelTransport, fetching
 from umbel.broker.redis.ledger import Ledger
 
 Make = Callable[..., Desk]
@@ -406,6 +407,47 @@ def test_an_ended_connection_is_told_to_the_loop(make: Make, server: redis.Redis
     desk.send(1)
     desk.take(1)
     assert desk.bodies() == [1], "who goes on all the same gets another connection"
+
+
+# -- sentinels -------------------------------------------------------------------------------
+
+
+class SentinelServer(RedisServer):
+    """A sentinel that watches one Redis server."""
+
+    def __init__(self, directory: Path, watched_port: int) -> None:
+        super().__init__(directory)
+        self._file = directory / "sentinel.conf"
+        self._file.write_text(
+            f"port {self.port}\nbind 127.0.0.1\ndir {directory}\n"
+            f"sentinel monitor main 127.0.0.1 {watched_port} 1\n"
+        )
+
+    def command(self) -> list[str]:
+        return [self.program, str(self._file), "--sentinel"]
+
+
+def test_sentinels_are_asked_where_the_server_is(
+    tmp_path: Path, redis_server: RedisServer, redis_url: str, make: Make, server: redis.Redis
+) -> None:
+    sentinel = SentinelServer(tmp_path, redis_server.port)
+    sentinel.start()
+    try:
+        path = urlsplit(redis_url).path
+        desk = make(f"sentinel://127.0.0.1:{sentinel.port}{path}", master_name="main")
+        assert isinstance(desk.connection.transport, SentinelTransport)
+        desk.on_message = desk.ack_all
+        desk.consume("jobs", prefetch=10)
+        desk.drain(0.1)
+        for number in range(50):
+            desk.send(number)
+        desk.take(50)
+        assert desk.bodies() == list(range(50))
+        assert desk.channel.fetcher._told, "the server tells of changes here too"
+        desk.close()
+        assert server.hlen("unacked") == server.llen("jobs") == 0
+    finally:
+        sentinel.close()
 
 
 # -- servers that allow less -----------------------------------------------------------------
