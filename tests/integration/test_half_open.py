@@ -183,6 +183,7 @@ def test_a_message_that_could_not_be_settled_is_settled_on_the_next_connection(
         assert bench.send("note", "after").get(timeout=30) == "after"
         wait_until(lambda: notes.hlen("unacked") == 0, what="every message to be settled")
         assert bench.worker.tally.connections_lost == 1
+        wait_until(lambda: bench.worker.tally.finished >= 2, what="the end of both")
         assert bench.worker.tally.finished == 2, "each has run once"
     finally:
         bench.close()

@@ -184,7 +184,7 @@ class Channel(kombu_redis.Channel):
         if self.slack is None:
             self.batch_min = min(prefetch_count, BATCH_MAX) // 2
         else:
-            self.batch_min = min(self.slack // 2, prefetch_count // 4, BATCH_MAX // 4)
+            self.batch_min = min(self.slack // 2, BATCH_MAX // 4)
 
     def message_to_python(self, raw_message: Any) -> Any:
         """A message; most are made already."""
