@@ -90,14 +90,14 @@ def test_a_hundred_queues_get_equal_shares(row: Row, make: Make) -> None:
     names = [f"queue-{number}" for number in range(100)]
     desk.declare(*names)
     for name in names:
-        for _ in range(8):
+        for _ in range(4):
             desk.send(name, queue=name)
     desk.on_message = desk.ack_all
     desk.consume(*names, prefetch=64)
-    desk.take(400)
-    counts = Counter(desk.bodies()[:400])
+    desk.take(200, timeout_s=60)
+    counts = Counter(desk.bodies()[:200])
     assert set(counts) == set(names)
-    assert 3 <= min(counts.values()) <= max(counts.values()) <= 5
+    assert 1 <= min(counts.values()) <= max(counts.values()) <= 3
 
 
 def test_a_flooded_queue_does_not_keep_another_one_waiting(row: Row, make: Make) -> None:

@@ -443,7 +443,7 @@ def test_sentinels_are_asked_where_the_server_is(
             desk.send(number)
         desk.take(50)
         assert desk.bodies() == list(range(50))
-        assert desk.channel.fetcher._told, "the server tells of changes here too"
+        assert desk.channel.fetcher.is_told, "the server tells of changes here too"
         desk.close()
         assert server.hlen("unacked") == server.llen("jobs") == 0
     finally:

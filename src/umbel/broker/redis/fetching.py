@@ -18,27 +18,19 @@ Connection errors are raised to the loop, whose consumer is built anew with the 
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
 import time
 from collections.abc import Callable, Iterable
-from hashlib import sha1
 from typing import TYPE_CHECKING, Any
 
-from redis.exceptions import (
-    NoScriptError,
-    ReadOnlyError,
-    ResponseError,
-)
-from redis.exceptions import (
-    TimeoutError as Overdue,
-)
+from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
+from redis.exceptions import TimeoutError as Overdue
 
 from umbel.broker.messages import Unreadable
 from umbel.broker.redis.ledger import Arrival, Asked, Ledger, Return
+from umbel.broker.redis.line import TOLD, Line
 from umbel.broker.redis.messages import ListMessage
-from umbel.broker.redis.scripts import POP
+from umbel.broker.redis.requests import Requests
 
 if TYPE_CHECKING:
     from umbel.broker.redis.channel import Channel
@@ -53,14 +45,9 @@ BATCH_UNBOUNDED = 64
 ACKS_MAX, ACKS_WAIT_S = 1_000, 0.05
 # Looked at all the same, should a word of the server get lost.
 LOOK_AGAIN_S = 1.0
-# Silence for so long is the end of the connection, where it has no time-out of its own.
-ANSWER_TIMEOUT_S = 10.0
 GOODBYE_S = 2.0
 # Errors that pass: nothing was taken, and nothing is better elsewhere.
 PASSING = ("OOM", "MISCONF", "BUSY", "TRYAGAIN", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOWN")
-
-_POP_SHA = sha1(POP.encode(), usedforsecurity=False).hexdigest().encode()
-_TOLD = object()  # in the place of an answer: the server tells of a change
 
 
 class Fetcher:
@@ -69,16 +56,12 @@ class Fetcher:
     def __init__(self, channel: Channel, ledger: Ledger) -> None:
         self._channel = channel
         self._ledger = ledger
-        self._pool: Any = None
-        self._connection: Any = None
-        self._timeout_s = ANSWER_TIMEOUT_S
-        self._told = True  # of changes, by the server
+        self._line: Line | None = None
         self._quiet_until = 0.0
         self._owing_since: float | None = None  # room, or acknowledgements
         self._begin = 0
-        self._head: tuple[int, bytes, bytes] = (0, b"", b"")  # of a POP: arguments, by sha, in full
         self._names: list[str] = []  # of queues
-        self._keys: list[tuple[str, str]] = []  # queue and key of each list, when prepared
+        self._requests: Requests | None = None  # about them, when prepared
         self._delivering = False
         self._homeless: list[Arrival] = []
         self._complained = False
@@ -93,21 +76,7 @@ class Fetcher:
         self._names = list(queues)
         if self._channel.queue_order_strategy == "sorted":
             self._names.sort()
-        self._keys, self._begin, self._quiet_until = [], 0, 0.0
-
-    def _prepare(self) -> None:
-        """What is the same in every request."""
-        channel, names = self._channel, self._names
-        steps = channel.priority_steps
-        self._keys = [(q, channel.list_key(q, step)) for step in steps for q in names]
-        keys = [channel.key(channel.unacked_key), channel.key(channel.unacked_index_key)]
-        keys += [key for _, key in self._keys]
-        rest = [f',"",{json.dumps(name)}]' for name in names]
-        fixed = [str(len(keys)), *keys, str(len(names)), *rest]
-        tail = b"".join(map(_bulk, (part.encode() for part in fixed)))
-        sha = _bulk(b"EVALSHA") + _bulk(_POP_SHA) + tail
-        source = _bulk(b"EVAL") + _bulk(POP.encode()) + tail
-        self._head = (2 + len(fixed), sha, source)
+        self._requests, self._begin, self._quiet_until = None, 0, 0.0
 
     def ack(self, tag: str) -> None:
         """The note of this message goes with the next request, or soon."""
@@ -116,8 +85,8 @@ class Fetcher:
         if self.at_once:
             if ledger.asked and ledger.asked[-1].kind == "WAIT":
                 self.flush()
-            elif self._connection is not None:
-                self._send_acks(time.monotonic())
+            elif self._line is not None:
+                self._send_acks(self._line, time.monotonic())
         elif self._owing_since is None:
             self._owe()
 
@@ -130,8 +99,12 @@ class Fetcher:
 
     def fileno(self) -> int | None:
         """What to watch; None before the first turn."""
-        connection = self._connection
-        return None if connection is None else int(connection._sock.fileno())
+        return None if self._line is None else self._line.fileno()
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the server tells of changes."""
+        return self._line is not None and self._line.told
 
     def patience_s(self, now: float) -> float:
         """How long a loop may wait before it calls `turn` again."""
@@ -144,41 +117,39 @@ class Fetcher:
         ledger = self._ledger
         if ledger.arrived:
             self._deliver()
-        if self._connection is None:
+        line = self._line
+        if line is None:
             if not self._names:
                 return
-            self._connect()
+            line = self._connect()
             if ledger.arrived:
                 self._deliver()
         if ledger.asked:
-            self._check_overdue(now)
+            self._check_overdue(line, now)
         if not self._asking:
-            self._send(now)
+            self._send(line, now)
         elif ledger.acks and ledger.asked[-1].kind == "WAIT":
             self._flush_if_due(now)
 
     def on_readable(self) -> None:
         """Read what has come, and deliver it."""
-        connection = self._connection
-        if connection is None:
+        line = self._line
+        if line is None:
             return
         while True:
-            try:
-                answer = connection.read_response(push_request=True)
-            except ReadOnlyError:
-                raise
-            except ResponseError as exc:
-                answer = exc
-            if answer is _TOLD:
+            answer = line.read()
+            if isinstance(answer, ReadOnlyError):
+                raise answer
+            if answer is TOLD:
                 self._quiet_until = 0.0
             else:
-                self._on_answer(answer)
-            if self._connection is not connection or not connection.can_read(timeout=0):
+                self._on_answer(line, answer)
+            if self._line is not line or not line.readable():
                 break
         self._deliver()
-        if self._connection is not None and not self._asking:
+        if self._line is line and not self._asking:
             # Nobody may look for a while, and there may be acknowledgements to send.
-            self._send(time.monotonic(), ahead=self._channel.qos.prefetch_count > 0)
+            self._send(line, time.monotonic(), ahead=self._channel.qos.prefetch_count > 0)
 
     def flush(self) -> None:
         """Have every acknowledgement on the server when this returns."""
@@ -197,96 +168,46 @@ class Fetcher:
 
     def finish(self) -> list[Arrival]:
         """Read what is still to come; everything that was taken and never delivered."""
-        ledger, connection = self._ledger, self._connection
+        ledger, line = self._ledger, self._line
         deadline = time.monotonic() + GOODBYE_S
-        while ledger.asked and connection is not None:
+        while ledger.asked and line is not None:
             left_s = deadline - time.monotonic()
-            if left_s <= 0 or not connection.can_read(timeout=left_s):
+            if left_s <= 0 or not line.readable(left_s):
                 raise Overdue("no answer to the last request")
-            try:
-                answer = connection.read_response(push_request=True)
-            except ResponseError as exc:
-                answer = exc
-            if answer is not _TOLD:
-                self._on_answer(answer, last=True)
+            answer = line.read()
+            if answer is not TOLD:
+                self._on_answer(line, answer, last=True)
         left = list(ledger.arrived)
         ledger.arrived.clear()
         return left
 
     def close(self) -> None:
         """Let the connection go; what it owes stays in the ledger."""
-        pool, self._pool = self._pool, None
-        self._connection = None
-        if pool is not None:
-            with contextlib.suppress(Exception):
-                pool.disconnect()
+        line, self._line = self._line, None
+        if line is not None:
+            line.close()
 
     def refresh_credentials(self) -> None:
         """Use a token that was renewed since the connection was made."""
-        connection = self._connection
-        if connection is None or self._ledger.asked:
-            return
-        if getattr(connection, "_re_auth_token", None) is not None:
-            connection.re_auth()
-
-    # -- connecting ----------------------------------------------------------------------------
-
-    def _connect(self) -> None:
-        for protocol in (3, 2):
-            pool = self._channel.own_pool(protocol)
-            try:
-                connection = pool.get_connection()
-                if protocol == 3:
-                    connection._parser.set_invalidation_push_handler(lambda _: _TOLD)
-                    # Not of our own pops.
-                    connection.send_command("CLIENT", "TRACKING", "ON", "NOLOOP")
-                    connection.read_response()
-                break
-            except ResponseError as exc:
-                pool.disconnect()
-                if protocol == 2:
-                    raise
-                logger.warning("the server does not tell of changes: %s", exc)
-            except BaseException:
-                pool.disconnect()
-                raise
-        self._pool, self._told = pool, protocol == 3
-        self._timeout_s = connection.socket_timeout or ANSWER_TIMEOUT_S
-        try:
-            self._reclaim(connection)
-        except BaseException:
-            self.close()
-            raise
-        self._connection = connection
-
-    def _reclaim(self, connection: Any) -> None:
-        """Get what an earlier connection asked for and did not bring."""
-        ledger, channel = self._ledger, self._channel
-        tags = ledger.lost()
-        if tags and ledger.fence:
-            # A request that is still on its way must not be carried out after this.
-            _try(connection, "CLIENT", "KILL", *ledger.fence)
-        info = _try(connection, "CLIENT", "INFO")
-        ledger.fence = _fence(info)
-        notes_key = channel.key(channel.unacked_key)
-        index_key = channel.key(channel.unacked_index_key)
-        found: list[Arrival] = []
-        for start in range(0, len(tags), ACKS_MAX):
-            chunk = tags[start : start + ACKS_MAX]
-            connection.send_command("HMGET", notes_key, *chunk)
-            for tag, note in zip(chunk, connection.read_response(), strict=True):
-                if note is not None:
-                    found.append(channel.arrival(tag, note))
-        if found:
-            now = time.time()
-            scores = [part for arrival in found for part in (now, arrival.tag)]
-            connection.send_command("ZADD", index_key, "XX", *scores)
-            connection.read_response()
-            logger.warning("%d messages whose delivery was cut off are delivered now", len(found))
-        ledger.arrived.extend(found)
-        ledger.missing.clear()
+        if self._line is not None and not self._ledger.asked:
+            self._line.refresh_credentials()
 
     # -- asking --------------------------------------------------------------------------------
+
+    def _connect(self) -> Line:
+        line = Line(self._channel)
+        try:
+            line.reclaim(self._channel, self._ledger)
+        except BaseException:
+            line.close()
+            raise
+        self._line = line
+        return line
+
+    def _prepared(self) -> Requests:
+        if self._requests is None:
+            self._requests = Requests(self._channel, self._names)
+        return self._requests
 
     @property
     def _asking(self) -> bool:
@@ -301,7 +222,7 @@ class Fetcher:
             return BATCH_UNBOUNDED - coming
         return min(int(qos.prefetch_count) - len(qos._delivered) - coming, BATCH_MAX)
 
-    def _send(self, now: float, *, ahead: bool = True) -> None:
+    def _send(self, line: Line, now: float, *, ahead: bool = True) -> None:
         """Ask for messages, or at least get rid of acknowledgements."""
         ledger = self._ledger
         room = self._room()
@@ -309,89 +230,57 @@ class Fetcher:
         due = owing is not None and now - owing >= ACKS_WAIT_S
         if ahead and room > 0 and now >= self._quiet_until:
             if due or room >= self._channel.batch_min:
-                self._send_pop(room, now)
+                self._send_pop(line, room, now)
                 return
             if owing is None:
                 self._owe()
         if ledger.acks and (due or len(ledger.acks) >= ACKS_MAX):
-            self._send_acks(now)
+            self._send_acks(line, now)
         elif due and not ledger.acks:
             self._owing_since = None
-        if not self._told and room > 0 and ahead and not ledger.asked:
-            self._send_wait(now)
+        if not line.told and room > 0 and ahead and not ledger.asked:
+            self._send_wait(line, now)
 
     def _owe(self) -> None:
         self._owing_since = time.monotonic()
         if self.wake_later is not None:
             self.wake_later()
 
-    def _send_pop(self, count: int, now: float) -> None:
-        ledger = self._ledger
-        if not self._keys:
-            self._prepare()
-        acks = ledger.acks[:ACKS_MAX]
-        del ledger.acks[: len(acks)]
-        asked = Asked("POP", now, ledger.reserve(count), count, acks, self._keys)
+    def _send_pop(self, line: Line, count: int, now: float) -> None:
+        ledger, requests = self._ledger, self._prepared()
+        asked = Asked("POP", now, ledger.reserve(count), count, self._due_acks(now), requests)
         ledger.asked.append(asked)
-        self._owing_since = now if ledger.acks else None
-        self._transmit(self._packed(asked, self._head[1]))
+        line.send(requests.pop(asked, ledger.prefix, self._begin))
 
-    def _packed(self, asked: Asked, head: bytes) -> bytes:
-        shared = b"1" if self._channel.shares else b"0"
-        fields = [
-            repr(time.time()).encode(),
-            self._ledger.prefix.encode(),
-            b"%d" % asked.first,
-            b"%d" % asked.count,
-            b"%d" % self._begin,
-            shared,
-            *[tag.encode() for tag in asked.acks],
-        ]
-        return b"".join((b"*%d\r\n" % (self._head[0] + len(fields)), head, *map(_bulk, fields)))
+    def _send_acks(self, line: Line, now: float) -> None:
+        acks = self._due_acks(now)
+        self._ledger.asked.append(Asked("ACK", now, acks=acks, answers_left=2))
+        line.send(self._prepared().acknowledge(acks))
 
-    def _send_acks(self, now: float) -> None:
-        ledger, channel = self._ledger, self._channel
-        acks = ledger.acks[:ACKS_MAX]
-        del ledger.acks[: len(acks)]
-        ledger.asked.append(Asked("ACK", now, acks=acks, answers_left=2))
-        self._owing_since = now if ledger.acks else None
-        tags = [tag.encode() for tag in acks]
-        self._transmit(
-            _command(b"HDEL", channel.key(channel.unacked_key).encode(), *tags)
-            + _command(b"ZREM", channel.key(channel.unacked_index_key).encode(), *tags)
-        )
+    def _due_acks(self, now: float) -> list[str]:
+        waiting = self._ledger.acks
+        acks = waiting[:ACKS_MAX]
+        del waiting[: len(acks)]
+        self._owing_since = now if waiting else None
+        return acks
 
-    def _send_wait(self, now: float) -> None:
-        if not self._keys:
-            self._prepare()
-        queues = len(self._keys) // len(self._channel.priority_steps)
-        turned = [
-            self._keys[start + (self._begin + n) % queues][1].encode()
-            for start in range(0, len(self._keys), queues)
-            for n in range(queues)
-        ]
-        self._begin = (self._begin + 1) % queues if self._channel.shares else 0
-        number = self._ledger.reserve(1)
-        asked = Asked("WAIT", now + LOOK_AGAIN_S, number, 1, keys=self._keys)
-        self._ledger.asked.append(asked)
-        self._transmit(_command(b"BRPOP", *turned, b"%d" % LOOK_AGAIN_S))
+    def _send_wait(self, line: Line, now: float) -> None:
+        ledger, requests = self._ledger, self._prepared()
+        number = ledger.reserve(1)
+        ledger.asked.append(Asked("WAIT", now + LOOK_AGAIN_S, number, 1, requests=requests))
+        line.send(requests.wait(self._begin, LOOK_AGAIN_S))
+        self._begin = requests.next_after(self._begin)
 
-    def _transmit(self, packed: bytes) -> None:
-        # No check of its health: that waits for an answer.
-        self._connection.send_packed_command([packed], check_health=False)
-
-    def _check_overdue(self, now: float) -> None:
-        asked = self._ledger.asked[0]
-        if now - asked.at < self._timeout_s:
+    def _check_overdue(self, line: Line, now: float) -> None:
+        if now - self._ledger.asked[0].at < line.timeout_s:
             return
-        if self._connection.can_read(timeout=0):
-            self.on_readable()  # it has come: it was we who did not look
-            return
-        raise Overdue(f"no answer within {self._timeout_s:g} s")
+        if not line.readable():
+            raise Overdue(f"no answer within {line.timeout_s:g} s")
+        self.on_readable()  # it has come: it was we who did not look
 
     # -- answers -------------------------------------------------------------------------------
 
-    def _on_answer(self, answer: Any, *, last: bool = False) -> None:
+    def _on_answer(self, line: Line, answer: Any, *, last: bool = False) -> None:
         ledger = self._ledger
         asked = ledger.asked[0]
         asked.answers_left -= 1
@@ -402,12 +291,13 @@ class Fetcher:
             if isinstance(answer, ResponseError):
                 self._refused(asked, answer)
         elif isinstance(answer, NoScriptError):
-            if last or asked.keys is not self._keys:  # it is not asked for any more
-                ledger.acks[:0] = asked.acks
+            requests = self._requests
+            if last or requests is None or asked.requests is not requests:
+                ledger.acks[:0] = asked.acks  # the rest is not asked for any more
                 return
             asked.answers_left, asked.at = 1, time.monotonic()
             ledger.asked.append(asked)
-            self._transmit(self._packed(asked, self._head[2]))
+            line.send(requests.pop(asked, ledger.prefix, self._begin, in_full=True))
         elif isinstance(answer, ResponseError):
             self._refused(asked, answer)
         elif asked.kind == "WAIT":
@@ -421,21 +311,23 @@ class Fetcher:
     def _on_popped(self, asked: Asked, answer: list[Any]) -> None:
         ledger = self._ledger
         tag_of, number, arrived = ledger.tag, asked.first, ledger.arrived
-        if asked.keys is self._keys:
+        lists = asked.requests.lists
+        same = asked.requests is self._requests
+        if same:
             self._begin = answer[0]
         for at in range(1, len(answer), 2):
-            queue, key = asked.keys[answer[at]]
+            queue, key = lists[answer[at]]
             for raw in answer[at + 1]:
                 arrived.append(Arrival(tag_of(number), queue, key, raw))
                 number += 1
-        if number - asked.first < asked.count and asked.keys is self._keys:
+        if same and number - asked.first < asked.count:
             # All lists are empty, and we will be told.
             self._quiet_until = time.monotonic() + LOOK_AGAIN_S
 
     def _on_popped_alone(self, asked: Asked, answer: list[bytes]) -> None:
         """By BRPOP, which notes nothing: for a moment only we have it."""
         key, raw = answer[0].decode(), answer[1]
-        queue = next(queue for queue, known in asked.keys if known == key)
+        queue = next(queue for queue, known in asked.requests.lists if known == key)
         arrival = Arrival(self._ledger.tag(asked.first), queue, key, raw)
         self._channel.note(arrival)
         self._ledger.arrived.append(arrival)
@@ -469,8 +361,8 @@ class Fetcher:
                     self._homeless.append(arrival)
                     continue
                 self._hand_over(arrival, *consumer)
-                if ahead and not (asked and self._asking) and self._connection is not None:
-                    self._send(time.monotonic())  # before the rest is run
+                if ahead and not (asked and self._asking) and self._line is not None:
+                    self._send(self._line, time.monotonic())  # before the rest is run
         finally:
             self._delivering = False
         if self._homeless:
@@ -496,32 +388,3 @@ class Fetcher:
 def untouched(arrivals: list[Arrival]) -> list[Return]:
     """The way back of messages that nobody has seen: as they came, newest first."""
     return [Return(one.tag, one.key, "RPUSH", one.raw) for one in reversed(arrivals)]
-
-
-def _bulk(part: bytes) -> bytes:
-    return b"$%d\r\n%b\r\n" % (len(part), part)
-
-
-def _command(*parts: bytes) -> bytes:
-    return b"".join((b"*%d\r\n" % len(parts), *map(_bulk, parts)))
-
-
-def _try(connection: Any, *command: str) -> Any:
-    """Ask something that the server may not know or allow."""
-    connection.send_command(*command)
-    try:
-        return connection.read_response()
-    except ResponseError as exc:
-        logger.debug("%s: %s", " ".join(command[:2]), exc)
-        return None
-
-
-def _fence(info: Any) -> list[str]:
-    """What names a connection on its server, and on no other one."""
-    if info is None:
-        return []
-    text = info.decode() if isinstance(info, bytes) else str(info)
-    facts = dict(part.split("=", 1) for part in text.split() if "=" in part)
-    if not {"id", "addr", "laddr"} <= facts.keys():
-        return []
-    return ["ID", facts["id"], "ADDR", facts["addr"], "LADDR", facts["laddr"]]

@@ -12,7 +12,7 @@ import os
 import uuid
 from collections import deque
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _counter = itertools.count(1)
 
@@ -44,7 +44,7 @@ class Asked:
     first: int = 0
     count: int = 0
     acks: list[str] = field(default_factory=list)
-    keys: list[tuple[str, str]] = field(default_factory=list)  # queue and key of each list
+    requests: Any = None  # whose lists are meant
     answers_left: int = 1
 
 
