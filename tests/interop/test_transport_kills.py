@@ -63,9 +63,8 @@ def test_nothing_is_lost_while_either_worker_is_killed(
 ) -> None:
     settings = new_settings("redis", broker_transport_options=OPTIONS)
     broker = own_redis.client(int(settings["broker_url"].rpartition("/")[2]))
-    client, mark, everything = new_client(CELERY, settings), marks.name(), set(range(TASKS))
-    for number in range(TASKS):
-        client.send("number", mark, number)
+    client, mark, everything = new_client(UMBEL, settings), marks.name(), set(range(TASKS))
+    client.app.send_many([client.s("number", mark, number) for number in range(TASKS)])
 
     def done() -> set[int]:
         return {int(value) for value in own_redis.client().smembers(mark)}
