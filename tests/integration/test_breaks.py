@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from kombu import Connection, Consumer, Queue
 from kombu.exceptions import OperationalError
 
 from tests.inside import Inside
@@ -23,7 +22,6 @@ from tests.servers import Missing, RabbitMQServer, RedisServer, wait_until
 from tests.sizes import size
 from umbel import Umbel
 from umbel.app.results import AsyncResult
-from umbel.broker.taking import Identity, Taker
 from umbel.worker import consumer as consuming
 
 BREAKS = size(15, 50)
@@ -276,40 +274,3 @@ def test_many_breaks_on_rabbitmq_lose_nothing_and_leave_nothing_over(
         assert bench.inside.stop() == 0
     finally:
         bench.close()
-
-
-def test_a_request_for_messages_that_was_lost_gives_nothing_back_that_had_arrived(
-    redis_url: str,
-) -> None:
-    """The server's record is of the request before it, whose messages are being worked on."""
-    identity = Identity()
-    with Connection(redis_url) as connection:
-        channel = connection.channel()
-        consumer = Consumer(channel, [Queue("jobs")], accept=["json"], on_message=lambda _: None)
-        with consumer:
-            first = Taker(channel, identity)
-            connection.Producer().publish("x", routing_key="jobs")
-            assert first.fill() == 1
-            identity.request_number += 1
-            identity.waiting_for_answer = True  # the next request never reached the server
-            first.close()
-            second = Taker(channel, identity)
-            assert second.fill() == 0, "it is not taken a second time"
-            assert channel.client.hlen("unacked") == 1
-            second.close()
-
-
-def test_messages_whose_answer_was_lost_go_back_to_their_queue(redis_url: str) -> None:
-    identity = Identity()
-    with Connection(redis_url) as connection:
-        channel = connection.channel()
-        consumer = Consumer(channel, [Queue("jobs")], accept=["json"], on_message=lambda _: None)
-        with consumer:
-            first = Taker(channel, identity)
-            connection.Producer().publish("x", routing_key="jobs")
-            assert first.fill() == 1
-            identity.waiting_for_answer = True  # as if the answer had not been read
-            first.close()
-            second = Taker(channel, identity)
-            assert second.fill() == 1, "it is taken again"
-            second.close()

@@ -184,6 +184,7 @@ def test_a_message_that_could_not_be_settled_is_settled_on_the_next_connection(
         wait_until(lambda: notes.hlen("unacked") == 0, what="every message to be settled")
         wait_until(lambda: bench.worker.tally.finished >= 2, what="both to be counted")
         assert bench.worker.tally.connections_lost == 1
+        wait_until(lambda: bench.worker.tally.finished >= 2, what="the end of both")
         assert bench.worker.tally.finished == 2, "each has run once"
     finally:
         bench.close()

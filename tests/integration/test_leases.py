@@ -81,15 +81,15 @@ def test_acknowledgements_that_did_not_reach_the_server_go_out_on_the_next_conne
     inside: Inside, notes: Notes, redis_server: RedisServer, redis_url: str
 ) -> None:
     server = redis_server.client(int(redis_url.rsplit("/", 1)[1]))
-    acks = inside.worker.consumer.acks
-    flush = acks.flush
-    acks.flush = lambda: None  # type: ignore[method-assign]
+    consumer = inside.worker.consumer
+    fetcher, acks = consumer.channel.fetcher, consumer.ledger.acks
+    fetcher._send = lambda line, now, ahead=True: None
     for n in range(20):
         inside.send("note", n)
+    inside.call(lambda: fetcher._send_pop(fetcher._line, 20, time.monotonic()))
     wait_until(lambda: len(notes.ran) == 20, what="the tasks")
     wait_until(lambda: len(acks) == 20, what="what they leave to be said")
     assert server.hlen("unacked") == 20
-    acks.flush = flush  # type: ignore[method-assign]
     inside.break_connection()
     wait_until(lambda: server.hlen("unacked") == server.zcard("unacked_index") == 0)
     inside.send("note", "next")

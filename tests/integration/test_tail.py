@@ -11,9 +11,9 @@ from kombu import Connection, Consumer, Queue
 
 from tests.servers import RabbitMQServer, wait_until
 from umbel.broker import tail
+from umbel.broker.connections import connect
 from umbel.broker.messages import leave_compressed
 from umbel.broker.tail import Copier, copy_of, move, sibling
-from umbel.broker.taking import Identity, taker_for
 
 PROPERTIES = {
     "priority": 4,
@@ -36,10 +36,9 @@ class Taking:
     """A consumer of some queues that keeps what it gets."""
 
     def __init__(self, url: str, *queues: Queue) -> None:
-        self.connection = Connection(url)
+        self.connection: Connection = connect(url)
         self.channel = self.connection.channel()
         leave_compressed(self.channel)
-        self.taker = taker_for(self.channel, Identity())
         self.seen: list[Any] = []
         self.consumer = Consumer(self.channel, list(queues), on_message=self.seen.append)
         self.consumer.consume()
@@ -51,16 +50,11 @@ class Taking:
     def take(self, count: int) -> list[Any]:
         """The next messages."""
         while len(self.seen) < count:
-            if self.taker is not None:
-                wait_until(self.taker.fill, what="messages")
-            else:
-                self.connection.drain_events(timeout=10)
+            self.connection.drain_events(timeout=10)
         taken, self.seen[:count] = self.seen[:count], []
         return taken
 
     def close(self) -> None:
-        if self.taker is not None:
-            self.taker.close()
         self.connection.close()
 
 
@@ -221,8 +215,7 @@ def test_a_moved_message_is_the_same_text_behind_the_others(redis_url: str, make
     taking.consumer.qos(prefetch_count=1, apply_global=True)
     first = taking.take(1)
     taking.consumer.qos(prefetch_count=2, apply_global=True)
-    assert taking.taker is not None
-    assert move(taking.taker, taking.channel, [(first[0], "jobs")]) == [True]
+    assert move(taking.channel, first) == [True]
     assert client.lrange(step, 0, -1) == before[::-1]
     assert client.hlen("unacked") == client.zcard("unacked_index") == 0
     again = taking.take(2)
@@ -237,19 +230,15 @@ def test_a_message_that_somebody_else_has_restored_is_not_there_twice(
     taking.send(b"1", "jobs")
     message = taking.take(1)[0]
     taking.channel.qos.restore_by_tag(message.delivery_tag)
-    assert taking.taker is not None
-    assert move(taking.taker, taking.channel, [(message, "jobs")]) == [True]
+    assert move(taking.channel, [message]) == [True]
     assert taking.channel.client.llen("jobs") == 1
 
 
-def test_a_note_that_was_not_written_by_a_taker_is_left_alone(redis_url: str, make: Make) -> None:
-    taking = make(redis_url, Queue("jobs"))
+def test_a_message_that_came_another_way_is_left_alone(redis_url: str, make: Make) -> None:
+    taking = make(redis_url, Queue("others"))
     taking.send(b"1", "jobs")
-    message = taking.take(1)[0]
-    note = [message._raw, "", "jobs"]
-    taking.channel.client.hset("unacked", message.delivery_tag, json.dumps(note))
-    assert taking.taker is not None
-    assert move(taking.taker, taking.channel, [(message, "jobs")]) == [False]
+    message = Queue("jobs")(taking.channel).get()
+    assert move(taking.channel, [message]) == [False]
     assert taking.channel.client.llen("jobs") == 0
     message.reject(requeue=True)
     assert taking.channel.client.llen("jobs") == 1

@@ -156,6 +156,11 @@ def _add_observers(app: Any) -> None:
         wait_for_permission(f"{mark}:open")
         return [self.request.hostname, bool(info.get("redelivered"))]
 
+    @app.task(name="t.number", acks_late=True, ignore_result=True)
+    def number(mark: str, value: int) -> None:
+        with closing(redis.Redis.from_url(os.environ["INTEROP_MARKS"])) as client:
+            client.sadd(mark, value)
+
     @app.task(name="t.where", bind=True)
     def where(self: Any, number: int) -> Any:
         return [number, self.request.hostname]

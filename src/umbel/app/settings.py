@@ -101,6 +101,15 @@ BROKER = (
         "as much.",
     ),
     Setting(
+        "broker_redis_transport",
+        choice("umbel", "kombu"),
+        "umbel",
+        "How messages are taken from Redis. `umbel` moves them in batches, which is many times as "
+        "fast; `kombu` is the library's own way, one by one, for servers or proxies that get in "
+        "the way of the first. Both put the same things in the same places.",
+        differs="Umbel's own",
+    ),
+    Setting(
         "broker_connection_timeout",
         optional(seconds()),
         4.0,

@@ -403,6 +403,7 @@ class Umbel:
             url or self.read_url,
             directory=self.directory,
             transport_options=transport_options,
+            redis_transport=conf.broker_redis_transport,
             **{key: value for key, value in options.items() if value is not None},
         )
 

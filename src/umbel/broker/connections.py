@@ -20,6 +20,7 @@ from kombu import Connection
 from kombu.transport import TRANSPORT_ALIASES, resolve_transport
 
 from umbel.broker import answers, embedded
+from umbel.broker.redis import transport_for
 from umbel.exceptions import ImproperlyConfigured
 from umbel.wire.masking import masked_url
 
@@ -114,6 +115,7 @@ def connect(
     *,
     directory: Path | None = None,
     transport_options: Mapping[str, Any] | None = None,
+    redis_transport: str = "umbel",
     **options: Any,
 ) -> Connection:
     """A new, unopened connection to the first of these brokers that will answer."""
@@ -129,9 +131,22 @@ def connect(
         if options.get("connect_timeout"):
             chosen.setdefault("socket_connect_timeout", options["connect_timeout"])
     target: Any = resolved if len(resolved) > 1 else resolved[0]
-    made = answers.PatientConnection(target, transport_options=chosen, **options)
+    if redis_transport != "umbel":
+        chosen["redis_transport"] = redis_transport
+    made = BrokerConnection(target, transport_options=chosen, **options)
     made.answer_timeout_s = answer_timeout_s(options.get("heartbeat"))
     return made
+
+
+class BrokerConnection(answers.PatientConnection):
+    """kombu's connection, with our transport on Redis unless its options say otherwise."""
+
+    def get_transport_cls(self) -> Any:
+        """The class of the transport to this broker."""
+        found = super().get_transport_cls()
+        if (self.transport_options or {}).get("redis_transport") == "kombu":
+            return found
+        return transport_for(found)
 
 
 def answer_timeout_s(heartbeat_s: float | None) -> float:

@@ -45,6 +45,8 @@ def disown(channel: Any) -> None:
     if channel is not None and lease_s(channel) is not None:
         channel.qos._delivered.clear()
         channel.qos._dirty.clear()
+        if hasattr(channel, "abandon"):
+            channel.abandon()
 
 
 def adopt(channel: Any, message: Any) -> None:
@@ -55,4 +57,8 @@ def adopt(channel: Any, message: Any) -> None:
 
 def put_back(channel: Any, message: Any) -> None:
     """Give a message of a lost channel back to its queue, as the next to be delivered."""
-    channel.qos.restore_by_tag(message.delivery_tag)
+    give = getattr(channel.qos, "put_back", None)
+    if give is not None:
+        give(message)
+    else:
+        channel.qos.restore_by_tag(message.delivery_tag)

@@ -20,6 +20,8 @@ class Unreadable(ValueError):
 def leave_compressed(channel: Any) -> None:
     """Let `channel` hand out messages whose bodies are still compressed."""
     base = channel.Message
+    if hasattr(channel, "inflates"):  # ours, whose messages from lists are of another class
+        channel.inflates = False
 
     class CompressedMessage(base):  # type: ignore[misc, valid-type]
         """A message whose body is as it was sent."""
@@ -53,12 +55,15 @@ def put_back(message: Any) -> None:
     That is where brokers with a server put what is rejected; in a Redis list a rejected message
     goes behind all others. Of several, put back the newest first.
     """
-    restore = getattr(getattr(message.channel, "qos", None), "restore_by_tag", None)
-    if restore is None:
-        message.reject(requeue=True)
-    else:
-        restore(message.delivery_tag)
+    qos: Any = getattr(message.channel, "qos", None)
+    if hasattr(qos, "put_back"):
+        qos.put_back(message)
+        message._state = "REQUEUED"
+    elif hasattr(qos, "restore_by_tag"):
+        qos.restore_by_tag(message.delivery_tag)
         message.reject(requeue=False)
+    else:
+        message.reject(requeue=True)
 
 
 def _headers(payload: Any) -> Any:

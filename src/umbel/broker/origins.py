@@ -21,6 +21,8 @@ class Origins:
 
     def queue_of(self, message: Any, tasks: Any, consumed: Collection[str]) -> str | None:
         """One of the queues that are `consumed`, or None; may ask the broker."""
+        if (queue := getattr(message, "queue", None)) in consumed:
+            return str(queue)
         info = message.delivery_info
         tag, exchange, key = (
             info.get(name) for name in ("consumer_tag", "exchange", "routing_key")

@@ -15,66 +15,41 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from amqp.basic_message import Message as Content
 from kombu import Connection
 from redis.exceptions import ResponseError
 
 from umbel.broker.connections import hang_up
-
-if TYPE_CHECKING:
-    from umbel.broker.taking import Taker
+from umbel.broker.redis.messages import ListMessage
 
 # How long copies are waited for. A broker that is short of memory or disk takes none.
 CONFIRM_TIMEOUT_S = 10.0
 # Written by the broker, and wrong on a copy.
 BROKERS_HEADERS = frozenset({"x-delivery-count"})
 
-# KEYS: notes, times of notes, (unused), lists. ARGV: tag, number of its list, exchange, key; ...
-# Returns 1 for each message that is in its queue again, 0 where the note is not of a taker.
-MOVE = """
-local moved = {}
-for i = 1, #ARGV, 4 do
-  local note, done = redis.call('HGET', KEYS[1], ARGV[i]), 1
-  if note then
-    local rest = ',' .. cjson.encode(ARGV[i + 2]) .. ',' .. cjson.encode(ARGV[i + 3]) .. ']'
-    if string.sub(note, -#rest) == rest then
-      redis.call('HDEL', KEYS[1], ARGV[i])
-      redis.call('ZREM', KEYS[2], ARGV[i])
-      redis.call('LPUSH', KEYS[4 + ARGV[i + 1]], string.sub(note, 2, -#rest - 1))
-    else
-      done = 0
-    end
-  end
-  moved[#moved + 1] = done
-end
-return moved
-"""
+
+def can_move(channel: Any) -> bool:
+    """Whether messages of this channel can be moved: ours on Redis can."""
+    return hasattr(channel, "give_back")
 
 
-def move(taker: Taker, channel: Any, parcels: Sequence[tuple[Any, str]]) -> list[bool]:
-    """Move messages of a Redis channel to the tails of these queues; which ones it did.
+def move(channel: Any, messages: Sequence[Any]) -> list[bool]:
+    """Move messages of a Redis channel to the tails of their queues; which ones it did.
 
     The others are as they were. Raises connection errors; then it may be tried again.
     """
-    lists: dict[str, int] = {}
-    arguments: list[Any] = []
-    for message, queue in parcels:
-        step = channel._get_message_priority({"properties": message.properties}, reverse=False)
-        number = lists.setdefault(channel._q_for_pri(queue, step), len(lists))
-        info = message.delivery_info
-        arguments += [message.delivery_tag, number, info["exchange"], info["routing_key"]]
+    own = [message for message in messages if isinstance(message, ListMessage)]
     try:
-        answer = taker.run(MOVE, list(lists), arguments)
+        if own:
+            channel.give([channel.unseen(message) for message in own])
     except ResponseError:
-        return [False] * len(parcels)
-    taker.look_again()  # it is not told of what it does itself
-    for (message, _), done in zip(parcels, answer, strict=True):
-        if done:
-            channel.qos._delivered.pop(message.delivery_tag, None)
-            message._state = "REQUEUED"
-    return [bool(done) for done in answer]
+        return [False] * len(messages)
+    for message in own:
+        channel.qos._delivered.pop(message.delivery_tag, None)
+        message._state = "REQUEUED"
+    return [isinstance(message, ListMessage) for message in messages]
 
 
 class Copy(NamedTuple):

@@ -16,17 +16,15 @@ from typing import TYPE_CHECKING, Any
 from kombu import Connection
 from kombu import Consumer as KombuConsumer
 
-from umbel.broker.acks import Acks
 from umbel.broker.connections import driver, hang_up, masked
 from umbel.broker.origins import Origins
-from umbel.broker.taking import Identity
+from umbel.broker.redis.ledger import Ledger
 from umbel.worker.blueprint import Blueprint
 from umbel.worker.errors import BrokerUnreachable, ConnectionFailed
 from umbel.worker.returns import Returns
 from umbel.worker.steps import CONSUMER_STEPS
 
 if TYPE_CHECKING:
-    from umbel.broker.taking import Taker
     from umbel.worker.naming import Naming
     from umbel.worker.worker import Worker
 
@@ -45,7 +43,6 @@ class Consumer:
     connection: Connection | None = None
     channel: Any = None
     tasks: KombuConsumer | None = None
-    taker: Taker | None = None
     naming: Naming
 
     def __init__(self, worker: Worker) -> None:
@@ -59,12 +56,11 @@ class Consumer:
             *probe.channel_errors,
             ConnectionFailed,
         )
-        self.acks = Acks()
         self.returns = Returns(self)
         self.origins = Origins()
         self.failure: BaseException | None = None
         self.lost = False
-        self.identity = Identity()
+        self.ledger = Ledger()
         self.last_sign = time.monotonic()  # of life from the broker
         self._short_lives = 0
         self.blueprint.create(self)
@@ -150,8 +146,6 @@ class Consumer:
         if self.tasks is not None and queue is not None and not self.worker.stop_wanted.is_set():
             self.tasks.add_queue(queue)
             self.tasks.consume()
-            if self.taker is not None:
-                self.taker.look_again()
 
     # -- connecting --------------------------------------------------------------------
 

@@ -146,13 +146,10 @@ class Consumption:
                 queue(channel).declare()
 
     def _begin(self, queue: Queue) -> None:
-        consumer = self._worker.consumer
-        tasks = consumer.tasks
+        tasks = self._worker.consumer.tasks
         if tasks is not None and not tasks.consuming_from(queue):
             tasks.add_queue(queue)
             tasks.consume()
-            if consumer.taker is not None:
-                consumer.taker.look_again()  # or it would wait for news of the other queues
 
     def _end(self, name: str) -> None:
         tasks = self._worker.consumer.tasks

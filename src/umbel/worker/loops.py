@@ -16,6 +16,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+from umbel.broker.connections import driver
 from umbel.broker.probes import probe_for
 from umbel.worker.errors import ConnectionFailed
 from umbel.worker.steps.tasks import TasksStep
@@ -30,7 +31,6 @@ IDLE_TURN_S = 1.0
 BUSY_TURN_S = 0.02
 # So many messages that are waiting already are taken before timers and inbox are looked at.
 BURST = 16
-TAKE_MAX = 64
 
 
 def asynloop(consumer: Consumer) -> None:
@@ -47,9 +47,6 @@ def asynloop(consumer: Consumer) -> None:
     connection.transport.register_with_event_loop(connection.connection, hub)
     _watch_heartbeat(consumer)
     hub.add_reader(worker.inbox.fileno(), worker.inbox.run)
-    taker = consumer.taker
-    if taker is not None and taker.watches:
-        hub.add_reader(taker.fileno(), taker.on_readable)
     worker.became_ready()
     loop = hub.create_loop()
     draining = False
@@ -67,9 +64,6 @@ def asynloop(consumer: Consumer) -> None:
             _fire_timers(worker.timer, errors)
             watch.check(worker.last_turn)
             try:
-                if _take(consumer) >= TAKE_MAX:
-                    worker.inbox.wake()  # there may be more: the hub must not wait
-                consumer.acks.flush()
                 next(loop)
             except StopIteration:
                 loop = hub.create_loop()
@@ -91,6 +85,8 @@ class _Window:
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
+        assert consumer.connection is not None
+        self._local = driver(consumer.connection) != "amqp"  # a number of ours
         self._turns = 0
 
     def tell(self) -> None:
@@ -98,9 +94,7 @@ class _Window:
         if not worker.prefetch.is_due or worker.stop_wanted.is_set():
             return
         self._turns += 1
-        # With a taker the window is a number of ours.
-        local = self._consumer.taker is not None
-        if local or self._turns > BURST or not worker.hub.poller.poll(0):
+        if self._local or self._turns > BURST or not worker.hub.poller.poll(0):
             self._turns = 0
             TasksStep.apply_prefetch(self._consumer)
 
@@ -128,14 +122,8 @@ def synloop(consumer: Consumer) -> None:
             TasksStep.apply_prefetch(consumer)
         turn_s = BUSY_TURN_S if worker.busy or len(worker.inbox) else IDLE_TURN_S
         try:
-            consumer.acks.flush()
-            if _take(consumer):
-                turn_s = 0
-            elif worker.saturated:
+            if worker.saturated:
                 worker.inbox.wait(min(turn_s, wait_s))
-                turn_s = 0
-            elif consumer.taker is not None and consumer.taker.watches:
-                consumer.taker.wait(min(turn_s, wait_s))
                 turn_s = 0
             drain(timeout=min(turn_s, wait_s))
             for _ in range(BURST):
@@ -155,18 +143,6 @@ def _is_over(worker: Any) -> bool:
         worker.pool.terminate()
         return True
     return not worker.busy
-
-
-def _take(consumer: Consumer) -> int:
-    taker, worker, taken = consumer.taker, consumer.worker, 0
-    if taker is None:
-        return 0
-    # What is held widens the window, which is a number of ours on this broker: go on, for a while.
-    while not worker.stop_wanted.is_set() and taken < TAKE_MAX and (count := taker.fill()):
-        taken += count
-        TasksStep.apply_prefetch(consumer)
-    consumer.last_sign = max(consumer.last_sign, taker.last_answer)
-    return taken
 
 
 def _check(consumer: Consumer) -> None:

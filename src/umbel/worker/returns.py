@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from umbel.broker.connections import driver
-from umbel.broker.tail import Copier, Copy, copy_of, move, sibling
+from umbel.broker.tail import Copier, Copy, can_move, copy_of, move, sibling
 
 if TYPE_CHECKING:
     from umbel.worker.consumer import Consumer
@@ -75,7 +75,7 @@ class Returns:
     def _send(self, requests: list[Request]) -> None:
         consumer = self._consumer
         known = [(r, queue) for r in requests if (queue := consumer.queue_of(r.message))]
-        if consumer.taker is not None:
+        if can_move(consumer.channel):
             self._move(known)
         elif self._may_copy():
             self._copy(known)
@@ -87,10 +87,8 @@ class Returns:
                 request.reject(requeue=True)
 
     def _move(self, known: Sequence[tuple[Request, str]]) -> None:
-        consumer, parcels = self._consumer, [(r.message, queue) for r, queue in known]
-        assert consumer.taker is not None
         try:
-            moved = move(consumer.taker, consumer.channel, parcels) if parcels else []
+            moved = move(self._consumer.channel, [request.message for request, _ in known])
         except self._worker.connection_errors as exc:
             self._postpone([request for request, _ in known], exc)
             return

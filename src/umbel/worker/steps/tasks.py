@@ -10,7 +10,6 @@ from kombu import Consumer
 
 from umbel.broker import delayed, leases
 from umbel.broker.messages import leave_compressed
-from umbel.broker.taking import taker_for
 from umbel.worker.blueprint import Step
 
 LEASE_RENEWAL_MAX_S = 60.0
@@ -27,9 +26,7 @@ class TasksStep(Step):
         worker = parent.worker
         channel = parent.channel = parent.connection.channel()
         leave_compressed(channel)
-        parent.taker = taker_for(channel, parent.identity)
-        if not worker.inline:  # such a pool runs the task before the loop turns
-            parent.acks.attach(channel)
+        _prepare(channel, parent)
         worker.reclaim(channel)
         parent.tasks = Consumer(
             channel,
@@ -74,13 +71,11 @@ class TasksStep(Step):
         """Consume no more and close the channel, which gives back what is not acknowledged."""
         tasks, parent.tasks = parent.tasks, None
         channel, parent.channel = parent.channel, None
-        taker, parent.taker = parent.taker, None
-        if taker is not None:
-            taker.close()
         if parent.lost:
             return  # there is nobody to say it to, and the answer could be waited for in vain
-        with contextlib.suppress(Exception):
-            parent.acks.flush()
+        if hasattr(channel, "flush_acks"):
+            with contextlib.suppress(Exception):
+                channel.flush_acks()
         if tasks is not None:
             with contextlib.suppress(Exception):
                 tasks.cancel()
@@ -89,12 +84,27 @@ class TasksStep(Step):
                 channel.close()
 
 
+def _prepare(channel: Any, parent: Any) -> None:
+    """What channels are told that can do more than they must."""
+    if hasattr(channel, "auto_decode"):  # of bodies, on AMQP: who receives them takes bytes
+        channel.auto_decode = False
+    if hasattr(channel, "use"):
+        channel.use(parent.ledger)
+    if not parent.worker.inline:
+        if hasattr(channel, "gather_acks"):
+            channel.gather_acks()
+    elif hasattr(channel, "send_acks_at_once"):  # a task runs there before the loop turns
+        channel.send_acks_at_once()
+
+
 def _set_window(parent: Any, window: int) -> None:
     """One window for the channel, which may change at any time.
 
     Quorum queues know windows of consumers only, and these hold for consumers made later.
     """
-    tasks = parent.tasks
+    tasks, prefetch = parent.tasks, parent.worker.prefetch
+    if hasattr(parent.channel, "slack"):  # more than this many need not be here
+        parent.channel.slack = max(0, prefetch.base - prefetch.concurrency)
     if not _any_quorum(parent):
         tasks.qos(prefetch_count=window, apply_global=True)
         return

@@ -1,0 +1,96 @@
+"""Messages that were taken from a list: the envelope decoded once, nothing done twice."""
+
+from __future__ import annotations
+
+import binascii
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from kombu.compression import decompress
+from kombu.message import Message
+
+from umbel.broker.messages import Unreadable
+
+_decode = msgspec.json.Decoder().decode
+# What needs no decoding is a string of the envelope itself.
+_PLAIN_ENCODINGS = frozenset({None, "", "utf-8"})
+
+
+class ListMessage(Message):
+    """A message from a list: kombu's, with its own place on the server.
+
+    `raw` is the envelope as it lay in the list `key` of `queue`; `delivery_tag` is the name of its
+    note. The tag inside of the envelope is its sender's and means nothing here.
+    """
+
+    if not TYPE_CHECKING:  # which knows nothing of the slots of kombu's class
+        __slots__ = ("key", "queue", "raw")
+    errors: Any = ()
+
+    def __init__(self, raw: bytes, tag: str, queue: str, key: str, channel: Any) -> None:
+        try:
+            envelope = _decode(raw)
+        except ValueError:
+            envelope = _decoded_leniently(raw)
+        try:
+            properties = envelope["properties"]
+            body = envelope.get("body")
+            info = properties["delivery_info"]
+            headers = envelope.get("headers") or {}
+            info["exchange"], info["routing_key"]  # whoever settles it asks for them
+            encoding = properties.get("body_encoding")
+            if encoding == "base64" and body:
+                body = binascii.a2b_base64(body)
+            elif encoding not in _PLAIN_ENCODINGS and body:
+                body = channel.decode_body(body, encoding)
+            if isinstance(body, str):
+                body = body.encode()
+            headers.get("compression")
+        except Exception as exc:
+            raise Unreadable(f"{type(exc).__name__}: {exc}") from exc
+        self.raw, self.queue, self.key = raw, queue, key
+        self.channel = channel
+        self.delivery_tag = tag
+        self.delivery_info = info
+        self.properties = properties
+        self.headers = headers
+        self.content_type = envelope.get("content-type")
+        self.content_encoding = envelope.get("content-encoding")
+        self.body = body
+        self.accept = None
+        self._decoded_cache = None
+        self._state = "RECEIVED"
+        if channel.inflates and "compression" in headers:
+            self._inflate(headers["compression"])
+
+    def _inflate(self, method: Any) -> None:
+        try:
+            self.body = decompress(self.body, method)
+        except Exception:  # noqa: BLE001 - told by whoever reads the message, as kombu's are
+            self.errors = [sys.exc_info()]
+
+
+def _decoded_leniently(raw: bytes) -> Any:
+    """What Python's own encoder writes and others do not read, such as NaN."""
+    try:
+        return json.loads(raw)
+    except ValueError as exc:
+        raise Unreadable(f"{type(exc).__name__}: {exc}") from exc
+
+
+def redelivered(raw: bytes) -> bytes:
+    """The envelope as it goes back after somebody had it."""
+    try:
+        envelope = json.loads(raw)
+        mark(envelope)
+    except (ValueError, TypeError, KeyError):
+        return raw
+    return json.dumps(envelope).encode()
+
+
+def mark(envelope: Any) -> None:
+    """Say in an envelope that somebody had it, where other programs look for that."""
+    envelope["headers"]["redelivered"] = True
+    envelope["properties"]["delivery_info"]["redelivered"] = True
