@@ -1,8 +1,9 @@
 """The prefork pool: its public face, and the keeper thread that looks after the children.
 
 See the package for the design. One lock guards all state. `submit` writes to a child directly when
-one has room; everything else happens on the keeper thread, which sleeps until a child speaks or
-dies, a deadline passes, or somebody wakes it. Watchers are called by the keeper without the lock.
+one has room; everything else happens on the keeper thread, which sleeps until a child rings or
+dies, a deadline passes, or somebody wakes it. Watchers are called by the keeper without the lock,
+or by whoever `PoolOptions.carry` brings the calls to, all those of one turn together.
 """
 
 from __future__ import annotations
@@ -10,21 +11,25 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import selectors
+import select
 import signal
 import threading
+from collections.abc import Callable
+from functools import partial
 from time import monotonic, sleep
 from typing import Any, ClassVar
 
 from umbel.worker.orders import Order, decode_outcome
 from umbel.worker.pools.base import Pool, PoolClosed, PoolOptions, Watcher, logger, notify
-from umbel.worker.pools.prefork import frames
+from umbel.worker.pools.prefork import frames, inside
 from umbel.worker.pools.prefork.child import Child, Job
 from umbel.worker.pools.prefork.nursery import Nursery, check_platform
-from umbel.worker.pools.prefork.roster import Roster
+from umbel.worker.pools.prefork.roster import LOAD_S, Roster
 
 _SWEEP_S = 0.5  # looking after children without a pidfd
 _RECHECK_S = 0.01  # an order over its limit that seems to have ended: its frame is on the way
+# So long after a child rang it may have begun an order unrung, or it will ring for the next one.
+_LOOK_S = inside.QUIET_S + 0.003
 _FORKED_WAIT_S = 10.0
 _TERMINATE_JOIN_S = 5.0
 
@@ -43,16 +48,19 @@ class PreforkPool(Pool):
         self._children = self._roster.children
         self._nursery = Nursery(options)
         self._numbers = itertools.count(1)
-        self._selector = selectors.DefaultSelector()
+        self._epoll = select.epoll()
+        self._watched: dict[int, Child | None] = {}
         self._wake_fd, self._waker_fd = os.pipe()
         os.set_blocking(self._wake_fd, False)
         os.set_blocking(self._waker_fd, False)
-        self._selector.register(self._wake_fd, selectors.EVENT_READ, None)
+        self._watch(self._wake_fd, None, select.EPOLLIN)
         self._forked = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="umbel-keeper", daemon=True)
         self._closing = False
         self._terminated = False
         self._accepted_count = 0
+        self._overdue = False
+        self.carries = options.carry is not None
 
     @property
     def size(self) -> int:
@@ -65,10 +73,16 @@ class PreforkPool(Pool):
         self._forked.wait(_FORKED_WAIT_S)
 
     def submit(
-        self, order: Order, watcher: Watcher, soft_s: float | None, hard_s: float | None
+        self,
+        order: Order,
+        watcher: Watcher,
+        soft_s: float | None,
+        hard_s: float | None,
+        expected_s: float | None = None,
     ) -> None:
         """Send the order to a child with room, or queue it; `OrderError` if it cannot be sent."""
-        job = Job(next(self._numbers), order, watcher, soft_s, hard_s)
+        cost_s = LOAD_S if expected_s is None or expected_s > LOAD_S else expected_s
+        job = Job(next(self._numbers), order, watcher, soft_s, hard_s, cost_s)
         with self._lock:
             if self._closing or self._terminated:
                 raise PoolClosed(f"order {order.id} came after the prefork pool was closed")
@@ -78,6 +92,16 @@ class PreforkPool(Pool):
                 self._wake()  # only the keeper can wait for a socket to take more
             elif queue or not self._roster.place(job):
                 queue.append(job)
+
+    def has_room(self) -> bool:
+        """Whether some child has so little to do that one more order would begin soon."""
+        with self._lock:
+            return self._roster.has_room
+
+    def recall(self) -> list[Watcher]:
+        """Take back every order that no child has begun."""
+        with self._lock:
+            return [job.watcher for job in self._roster.recall()]
 
     def close_and_join(self, timeout_s: float | None) -> bool:
         """Take no more orders; children leave when all orders have ended."""
@@ -173,7 +197,7 @@ class PreforkPool(Pool):
                 logger.exception("the keeper of the prefork pool failed; it goes on")
                 sleep(_SWEEP_S)  # an error that repeats must not take a whole core
         with self._lock:
-            self._selector.close()
+            self._epoll.close()
             os.close(self._wake_fd)
             os.close(self._waker_fd)
             self._waker_fd = -1
@@ -186,22 +210,33 @@ class PreforkPool(Pool):
             finally:
                 self._forked.set()
             timeout_s = self._timeout_s()
-        events = self._selector.select(timeout_s)
+        events = self._epoll.poll(timeout_s)
         with self._lock:
-            for key, mask in events:
-                self._handle(key.fd, key.data, mask)
+            for fd, mask in events:
+                self._handle(fd, mask)
+            now = monotonic()
             for child in list(self._children.values()):
-                self._look_after(child)
+                self._look_after(child, now)
             if not self._terminated:
                 self._hand_out()
             calls, self._roster.calls = self._roster.calls, []
+            overdue, self._overdue = self._overdue, False
             ends = self._terminated or (self._closing and not self._roster.queue)
             over = ends and not self._children
+        if calls and self.options.carry is not None:
+            self.options.carry(partial(self._make, calls))
+        else:
+            self._make(calls)
+        if overdue:
+            self.options.overdue()
+        return over
+
+    def _make(self, calls: list[tuple[Callable[..., None], tuple[Any, ...]]]) -> None:
+        """Make calls of watchers, unless the pool was terminated meanwhile."""
         for call, args in calls:
             if self._terminated:
-                break
+                return
             notify(call, *args)
-        return over
 
     def _populate(self) -> None:
         """Fork what is missing. Those about to leave count: the bound holds during a restart."""
@@ -214,9 +249,10 @@ class PreforkPool(Pool):
             child = self._nursery.birth()
             if child is not None:
                 self._children[child.pid] = child
-                self._selector.register(child.results_fd, selectors.EVENT_READ, child)
+                # By its edge: nobody needs to read what the bell counts.
+                self._watch(child.bell_fd, child, select.EPOLLIN | select.EPOLLET)
                 if child.pidfd is not None:
-                    self._selector.register(child.pidfd, selectors.EVENT_READ, child)
+                    self._watch(child.pidfd, child, select.EPOLLIN)
 
     def _timeout_s(self) -> float | None:
         """How long nothing needs to be done unless something happens."""
@@ -230,22 +266,31 @@ class PreforkPool(Pool):
                 times.append(child.born + self.options.proc_alive_timeout_s)
             if child.pidfd is None:
                 times.append(now + _SWEEP_S)
+            if child.look_at is not None:
+                times.append(child.look_at)
             job = child.running
             if job is not None:
-                times.extend(at for at in (job.soft_at, job.hard_at) if at is not None)
+                if job.soft_at is not None:
+                    times.append(job.soft_at)
+                if job.hard_at is not None:
+                    times.append(job.hard_at)
+                if job.cost_s < LOAD_S and job.began is not None and child.spare:
+                    times.append(job.began + LOAD_S)
         return max(0.0, min(times) - now) if times else None
 
-    def _handle(self, fd: int, child: Child | None, mask: int) -> None:
-        if child is None:
-            os.read(self._wake_fd, 4096)
-        elif child.reaped:
+    def _handle(self, fd: int, mask: int) -> None:
+        child = self._watched.get(fd)
+        if fd == self._wake_fd:
+            os.read(fd, 4096)
+        elif child is None or child.reaped:
             return
+        elif fd == child.bell_fd:
+            self._listen(child)
+            child.look_at = monotonic() + _LOOK_S
         elif fd == child.pidfd:
             self._bury_if_dead(child)
-        elif mask & selectors.EVENT_WRITE:
-            child.write_on()
         else:
-            self._listen(child)
+            child.write_on()
 
     def _listen(self, child: Child, to_the_end: bool = False) -> None:
         """Read what the child said."""
@@ -257,8 +302,6 @@ class PreforkPool(Pool):
             logger.exception("pool process %d sent rubbish and is killed", child.pid)
             child.results_open = False
             child.signal(signal.SIGKILL)
-        if not child.results_open:
-            self._unwatch(child.results_fd)
 
     def _heard(self, child: Child, kind: int, seq: int, payload: bytes) -> None:
         roster = self._roster
@@ -273,21 +316,25 @@ class PreforkPool(Pool):
             self._accepted_count += 1
             self._nursery.thrives()
             job.begin(when)
-            roster.report(job.watcher.accepted, child.pid, when)
-            roster.strike_cancelled(child)
+            roster.calls.append((job.watcher.accepted, (child.pid, when)))
+            if job.cancelled is not None:
+                roster.strike_cancelled(child)
             return
         outcome = decode_outcome(payload)
-        del child.held[seq]
+        child.drop(seq)
         child.running = None
         child.served += 1
-        roster.report(job.watcher.finished, outcome)
+        roster.calls.append((job.watcher.finished, (outcome,)))
         if kind == frames.FINISHED_LAST:
             child.leaving = True
             roster.requeue(child.let_go())
 
-    def _look_after(self, child: Child) -> None:
+    def _look_after(self, child: Child, now: float) -> None:
         """Limits of the order that it runs, its start, and its end where there is no pidfd."""
-        now = monotonic()
+        if child.look_at is not None and now >= child.look_at:
+            child.look_at = None
+            if child.held:
+                self._listen(child)
         if child.pidfd is None and self._bury_if_dead(child):
             return
         if not child.ready and not child.leaving:
@@ -296,7 +343,12 @@ class PreforkPool(Pool):
                 child.signal(signal.SIGKILL)
             return
         job = child.running
-        if job is None or not job.due(now):
+        if job is None:
+            return
+        if job.cost_s < LOAD_S and job.began is not None and now >= job.began + LOAD_S:
+            self._roster.overdue(child, job)
+            self._overdue = self._overdue or child.spare > 0
+        if not job.due(now):
             return
         self._listen(child)  # it may have ended meanwhile
         if child.running is not job:
@@ -314,7 +366,7 @@ class PreforkPool(Pool):
         if reason is None:
             return False
         self._listen(child, to_the_end=True)
-        for fd in (child.results_fd, child.pidfd, child.near.fileno()):
+        for fd in (child.bell_fd, child.pidfd, child.near.fileno()):
             if fd is not None:
                 self._unwatch(fd)
         if not child.leaving or not child.ready:
@@ -327,13 +379,19 @@ class PreforkPool(Pool):
         self._roster.feed()
         for child in self._children.values():
             near = child.near.fileno()
-            if child.writing and near not in self._selector.get_map():
-                self._selector.register(near, selectors.EVENT_WRITE, child)
-            elif not child.writing:
+            if child.writing:
+                if near not in self._watched:
+                    self._watch(near, child, select.EPOLLOUT)
+            elif near in self._watched:
                 self._unwatch(near)
             if self._closing and not self._roster.queue and not child.held:
                 child.hang_up()
 
+    def _watch(self, fd: int, child: Child | None, events: int) -> None:
+        self._watched[fd] = child
+        self._epoll.register(fd, events)
+
     def _unwatch(self, fd: int) -> None:
-        if fd in self._selector.get_map():
-            self._selector.unregister(fd)
+        if fd in self._watched:
+            del self._watched[fd]
+            self._epoll.unregister(fd)
