@@ -117,7 +117,7 @@ class Worker:
         self.blueprint = Blueprint("worker", [*WORKER_STEPS, *app.steps["worker"]])
         self.blueprint.create(self)
         self.inline = self.pool.inline
-        self.on_loop = self.inline or self.pool.carries  # there the pool reports
+        self.on_loop = self.inline or self.pool.on_loop  # there the pool reports
 
     def _select_queues(self) -> None:
         queues = self.app.queues

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from umbel.exceptions import ImproperlyConfigured
+from umbel.worker.inbox import Inbox
 from umbel.worker.orders import Order, Outcome
 
 logger = logging.getLogger("umbel.pool")
@@ -84,9 +85,8 @@ class PoolOptions:
     """prefork only: a child whose resident memory is above this after an order is replaced."""
     child_started: Callable[[], None] = _nothing
     """prefork only: runs first in each new child, after inherited files were let go."""
-    carry: Callable[[Callable[[], None]], None] | None = None
-    """prefork only: brings a call to the thread where watchers are to be called, first in, first
-    out; None: they are called on a thread of the pool."""
+    loop: Inbox | None = None
+    """prefork only: watchers are called on the thread of this loop, not on one of the pool's."""
     overdue: Callable[[], None] = _nothing
     """prefork only: called on a thread of the pool when orders wait in a child behind one that
     takes longer than was expected; `recall` gets them out of there."""
@@ -100,7 +100,7 @@ class Pool(ABC):
     name: ClassVar[str]
     green: ClassVar[bool] = False
     inline: ClassVar[bool] = False
-    carries: bool = False  # watchers are called where `PoolOptions.carry` leads
+    on_loop: bool = False  # watchers are called on the thread of `PoolOptions.loop`
 
     def __init__(self, options: PoolOptions) -> None:
         if options.concurrency < 1:

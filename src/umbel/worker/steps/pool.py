@@ -32,7 +32,7 @@ class PoolStep(Step):
                 is_async=runner.is_async,
                 max_tasks_per_child=plan.max_tasks_per_child,
                 max_memory_per_child_kib=plan.max_memory_per_child_kib,
-                carry=parent.inbox.post,
+                loop=parent.inbox,
                 overdue=lambda: parent.inbox.post(parent.reconsider),
                 proc_alive_timeout_s=parent.app.conf.worker_proc_alive_timeout,
             )

@@ -103,7 +103,8 @@ class Child:
         self.results_fd = results_fd
         self.bell_fd = bell_fd
         self.results_open = True
-        self.look_at: float | None = None  # monotonic: it may have said something by then
+        self.heard_at = 0.0  # monotonic: when it was last listened to because it rang
+        self.look_at: float | None = None  # monotonic: it may have said something unrung by then
         self.held: dict[int, Job] = {}  # by sequence number, in the order sent
         self.load_s = 0.0  # the cost of all that it holds
         self.running: Job | None = None  # the one that it has accepted
@@ -122,9 +123,9 @@ class Child:
         os.set_blocking(results_fd, False)
 
     @property
-    def spare(self) -> int:
-        """How many orders it holds beyond the one that it runs or will run next."""
-        return max(0, len(self.held) - 1)
+    def unbegun(self) -> int:
+        """How many orders it holds that it has not begun, as far as it was heard."""
+        return len(self.held) if self.running is None else len(self.held) - 1
 
     @property
     def idle(self) -> bool:

@@ -31,13 +31,16 @@ LEVEL_S = 0.002
 """From a child that is through with all it holds in this time nothing is taken for an idle one."""
 
 
+Call = tuple[Callable[..., None], tuple[Any, ...]]
+
+
 class Roster:
     """The orders of one pool that have not ended, and where they are."""
 
     def __init__(self, max_tasks_per_child: int | None) -> None:
         self.queue: deque[Job] = deque()
         self.children: dict[int, Child] = {}  # by pid; alive, or dead and not yet waited for
-        self.calls: list[tuple[Callable[..., None], tuple[Any, ...]]] = []  # to be made unlocked
+        self.calls: list[Call] = []  # of watchers, to be made unlocked
         self._max_tasks = max_tasks_per_child
 
     def report(self, call: Callable[..., None], *args: Any) -> None:
@@ -51,19 +54,22 @@ class Roster:
             return False
         return any(one.is_open(self._depth(one), LOAD_S) for one in self.children.values())
 
-    def place(self, job: Job) -> bool:
-        """Send the order to the child with the least to do; False when none has room."""
+    def place(self, job: Job) -> Child | None:
+        """Send the order to the child with the least to do; None when none has room."""
         room: list[Child] = []
         for child in self.children.values():
             if child.is_open(self._depth(child), LOAD_S):
                 if not child.held:
                     if child.send(job):
-                        return True
+                        return child
                 elif not job.bulky:
                     room.append(child)
         if len(room) > 1:
             room.sort(key=_load)
-        return any(child.send(job) for child in room)
+        for child in room:
+            if child.send(job):
+                return child
+        return None
 
     def feed(self) -> None:
         """Hand out what waits, then even out what has been handed out."""
@@ -183,4 +189,4 @@ def _load(child: Child) -> float:
 
 
 def _spare_load(child: Child) -> float:
-    return child.load_s if child.spare else 0.0
+    return child.load_s if child.unbegun else 0.0
