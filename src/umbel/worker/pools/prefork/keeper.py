@@ -88,11 +88,15 @@ class Keeper:
             child.signal(signal.SIGKILL)
         self.wake()
 
-    def look_later(self, child: Child, now: float) -> None:
-        """It may begin something without ringing for it."""
+    def has_more(self, child: Child, now: float) -> None:
+        """The child holds an order that has not begun: it may begin that without ringing for it,
+        or be kept from it for too long."""
         if child.look_at is None and now < child.heard_at + _LOOK_S:
             child.look_at = child.heard_at + _LOOK_S
             self._hasten(child.look_at)
+        job = child.running
+        if job is not None and job.began is not None and job.cost_s < LOAD_S:
+            self._hasten(job.began + LOAD_S)
 
     def _hasten(self, when: float) -> None:
         """The keeper must not sleep any longer than that."""
@@ -120,11 +124,6 @@ class Keeper:
                 continue
             self._listen(child)
             child.heard_at, child.look_at = monotonic(), None
-            if child.unbegun:
-                self.look_later(child, child.heard_at)
-                job = child.running
-                if job is not None and job.began is not None and job.cost_s < LOAD_S:
-                    self._hasten(job.began + LOAD_S)
 
     def _listen(self, child: Child, to_the_end: bool = False) -> None:
         """Read what the child said."""
@@ -182,7 +181,10 @@ class Keeper:
 
     def _hand_out(self) -> None:
         self.roster.feed()
+        now = monotonic()
         for child in self._children.values():
+            if child.unbegun:
+                self.has_more(child, now)
             near = child.near.fileno()
             if child.writing:
                 if near not in self._watched:

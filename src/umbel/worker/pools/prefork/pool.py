@@ -77,8 +77,8 @@ class PreforkPool(Pool):
                 child = self._roster.place(job)
                 if child is None:
                     queue.append(job)
-                elif child.heard_at:
-                    keeper.look_later(child, monotonic())
+                else:
+                    keeper.has_more(child, monotonic())
 
     def has_room(self) -> bool:
         """Whether some child has so little to do that one more order would begin soon."""
