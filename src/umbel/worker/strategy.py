@@ -133,17 +133,12 @@ class Receiver:
             body if isinstance(body, bytes) else _as_bytes(body),
             message.content_type,
             message.content_encoding or "utf-8",
-            {
-                "exchange": info.get("exchange"),
-                "routing_key": info.get("routing_key"),
-                "priority": properties.get("priority", info.get("priority")),
-                "redelivered": bool(info.get("redelivered")),
-            },
-            {
-                "reply_to": properties.get("reply_to"),
-                "correlation_id": properties.get("correlation_id"),
-            },
-            self.worker.plan.hostname,
+            info.get("exchange"),
+            info.get("routing_key"),
+            properties.get("priority", info.get("priority")),
+            bool(info.get("redelivered")),
+            properties.get("reply_to"),
+            properties.get("correlation_id"),
             decoded,
             header if decoded is None else None,
         )

@@ -217,11 +217,13 @@ class Worker:
 
     def _submit(self, request: Request) -> None:
         soft_s, hard_s = request.strategy.limits(request)
-        request.order.clock = self.app.clock.forward()
+        order = request.order
+        order.clock = self.app.clock.forward()
+        order.told = self.task_events.on or logger.isEnabledFor(logging.INFO)
         self._in_pool += 1
         self.tally.by_task[request.header.task] += 1
         try:
-            self.pool.submit(request.order, request, soft_s, hard_s, request.strategy.typical_s)
+            self.pool.submit(order, request, soft_s, hard_s, request.strategy.typical_s)
         except PoolClosed:
             self._in_pool -= 1
             self._ready.appendleft(request)

@@ -269,9 +269,6 @@ class Bench:
             body=text.encode(),
             content_type="text/plain",
             content_encoding="utf-8",
-            delivery_info={},
-            properties={},
-            hostname="w1@bench",
         )
 
     def go(self, order_id: str = "all") -> None:
