@@ -15,6 +15,7 @@ import logging
 import os
 import select
 import selectors
+import threading
 from collections import deque
 from collections.abc import Callable
 
@@ -33,10 +34,16 @@ class Inbox:
         self._selector: selectors.BaseSelector | None = None
         self._epoll: select.epoll | None = None
         self._watched: dict[int, Callable[[], None]] = {}
+        self._ident = 0  # of the thread that ran it last
 
     def fileno(self) -> int:
         """Readable when something was posted, or something watched is."""
         return self._read if self._epoll is None else self._epoll.fileno()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the loop's thread."""
+        return threading.get_ident() == self._ident
 
     def watch(self, fd: int, call: Callable[[], None]) -> None:
         """Let the loop call `call` when `fd` is readable; before the loop begins, and on Linux."""
@@ -78,6 +85,7 @@ class Inbox:
 
     def run(self) -> None:
         """Run everything that was posted so far; one failure does not stop the rest."""
+        self._ident = threading.get_ident()
         if self._epoll is None or self._call_watchers(self._epoll):
             with contextlib.suppress(BlockingIOError):
                 os.read(self._read, 4096)

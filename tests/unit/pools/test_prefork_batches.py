@@ -6,6 +6,7 @@ import collections
 import os
 import signal
 import threading
+import time
 
 import pytest
 
@@ -74,6 +75,26 @@ def test_an_order_that_begins_right_behind_another_is_known_as_begun(
         assert held.wait_for("accepted")
         assert not held.finals
         assert short.succeeded
+        bench.go(f"held-{n}")
+        assert held.succeeded
+
+
+@pytest.mark.parametrize("pause_s", [0.001, 0.01])
+def test_a_child_that_is_held_up_after_it_rang_does_not_begin_in_secret(
+    flavour: str, start_bench: StartBench, monkeypatch: pytest.MonkeyPatch, pause_s: float
+) -> None:
+    ring = os.eventfd_write
+
+    def ring_and_pause(bell: int, count: int) -> None:
+        ring(bell, count)
+        time.sleep(pause_s)  # as on a machine that has other things to do
+
+    monkeypatch.setattr(os, "eventfd_write", ring_and_pause)
+    bench = start_bench(flavour, concurrency=1)
+    for n in range(5):
+        assert bench.submit("echo", expected_s=SHORT_S).succeeded
+        held = bench.submit("hold", order_id=f"held-{n}", expected_s=SHORT_S)
+        assert held.wait_for("accepted")
         bench.go(f"held-{n}")
         assert held.succeeded
 
@@ -240,3 +261,25 @@ def test_random_kills_lose_only_what_had_begun_of_what_was_in_hand(
     assert set(finals) == {"finished", "lost"}
     assert all(len(recorder.finals) == 1 for recorder in recorders.values())
     assert all(recorder.names[0] == "accepted" for recorder in recorders.values())
+
+
+def test_a_cold_stop_hears_what_has_ended_already(start_bench: StartBench) -> None:
+    bench = start_bench("prefork-loop", concurrency=1)
+    assert bench.submit("echo").succeeded
+    loop = bench.pool.options.loop
+    assert loop is not None
+    recorders: list[Recorder] = []
+    ran, stopped = bench.directory / "ran", threading.Event()
+
+    def stop() -> None:  # on the loop's thread, which hears nothing meanwhile
+        recorders.extend(bench.submit("count", expected_s=SHORT_S) for _ in range(4))
+        recorders.append(bench.submit("stuck", order_id="stuck", expected_s=SHORT_S))
+        wait_until(lambda: bench.began() == 1, "the last one runs")
+        bench.pool.terminate()
+        stopped.set()
+
+    loop.post(stop)
+    assert stopped.wait(WAIT_S)
+    assert len(ran.read_text().split()) == 4
+    assert [recorder.names for recorder in recorders[:4]] == [["accepted", "finished"]] * 4
+    assert not recorders[4].finals

@@ -3,7 +3,8 @@
 `Pool.submit` hands over one order together with its watcher. The watcher hears `accepted` when the
 order begins to run, then exactly one final call: `finished`, `hard_limit`, `lost` or `terminated`.
 `accepted` precedes every final call, except `terminated` and `lost` of an order that never began.
-After `terminate` no watcher is called any more: those messages belong to the broker again.
+When `terminate` has returned no watcher is called any more: those messages belong to the broker
+again.
 A watcher that raises is logged and does not disturb the pool.
 
 Limits count from `accepted`. The soft limit raises `SoftTimeLimitExceeded` inside `run`; what runs

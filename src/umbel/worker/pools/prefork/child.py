@@ -104,7 +104,7 @@ class Child:
         self.bell_fd = bell_fd
         self.results_open = True
         self.heard_at = 0.0  # monotonic: when it was last listened to because it rang
-        self.look_at: float | None = None  # monotonic: it may have said something unrung by then
+        self.look_at: float | None = None  # monotonic: what it says unrung it has said by then
         self.held: dict[int, Job] = {}  # by sequence number, in the order sent
         self.load_s = 0.0  # the cost of all that it holds
         self.running: Job | None = None  # the one that it has accepted

@@ -210,8 +210,9 @@ class _Desk:
                 select.select((), (self._results_fd,), ())
 
     def _ring(self) -> None:
-        os.eventfd_write(self._bell_fd, 1)
+        # Before the write: whoever hears it does so later than this, however long that takes.
         self._rang = monotonic()
+        os.eventfd_write(self._bell_fd, 1)
 
     def _is_last(self) -> bool:
         if self._left:

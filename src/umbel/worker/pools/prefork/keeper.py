@@ -79,20 +79,33 @@ class Keeper:
             self._watch(self.bells_fd, None, select.EPOLLIN)
         self.wake()
 
-    def terminate(self) -> None:
-        """Kill every child, and call nobody any more."""
-        self.terminated = True
-        self.roster.queue.clear()
-        self._calls.clear()
+    def terminate(self, last_words: bool) -> list[Call]:
+        """Kill every child; what they had said before, if asked for. Nobody is called any more."""
         for child in self._children.values():
             child.signal(signal.SIGKILL)
+        calls: list[Call] = []
+        if last_words and not self.terminated:
+            for child in self._children.values():
+                self._listen(child)
+            self._gather_calls()
+            calls.extend(self._calls)
+        self.terminated = True
+        self.roster.queue.clear()
+        self.roster.calls.clear()
+        self._calls.clear()
         self.wake()
+        return calls
 
-    def has_more(self, child: Child, now: float) -> None:
-        """The child holds an order that has not begun: it may begin that without ringing for it,
-        or be kept from it for too long."""
-        if child.look_at is None and now < child.heard_at + _LOOK_S:
-            child.look_at = child.heard_at + _LOOK_S
+    def was_sent(self, child: Child, before: float) -> None:
+        """The child was sent an order, not earlier than `before`."""
+        if child.unbegun == 1 and child.look_at is not None and before > child.look_at:
+            child.look_at = None  # it rang long ago, so it will ring for this one
+        self._has_more(child)
+
+    def _has_more(self, child: Child) -> None:
+        """The child holds orders that have not begun: it may begin one without ringing for it, or
+        be kept from it for too long."""
+        if child.look_at is not None:
             self._hasten(child.look_at)
         job = child.running
         if job is not None and job.began is not None and job.cost_s < LOAD_S:
@@ -118,12 +131,14 @@ class Keeper:
         self._make_calls()
 
     def _hear_bells(self) -> None:
-        for fd, _ in self._bells.poll(0):
+        rung = self._bells.poll(0)
+        now = monotonic()
+        for fd, _ in rung:
             child = self._watched.get(fd)
             if child is None or child.reaped:
                 continue
+            child.heard_at, child.look_at = now, now + _LOOK_S
             self._listen(child)
-            child.heard_at, child.look_at = monotonic(), None
 
     def _listen(self, child: Child, to_the_end: bool = False) -> None:
         """Read what the child said."""
@@ -181,10 +196,9 @@ class Keeper:
 
     def _hand_out(self) -> None:
         self.roster.feed()
-        now = monotonic()
         for child in self._children.values():
             if child.unbegun:
-                self.has_more(child, now)
+                self._has_more(child)
             near = child.near.fileno()
             if child.writing:
                 if near not in self._watched:
@@ -274,7 +288,7 @@ class Keeper:
                 times.append(child.born + self._options.proc_alive_timeout_s)
             if child.pidfd is None:
                 times.append(now + _SWEEP_S)
-            if child.look_at is not None:
+            if child.look_at is not None and child.unbegun:
                 times.append(child.look_at)
             job = child.running
             if job is not None:
@@ -303,7 +317,7 @@ class Keeper:
 
     def _look_after(self, child: Child, now: float) -> None:
         """Limits of the order that it runs, its start, and its end where there is no pidfd."""
-        if child.look_at is not None and now >= child.look_at:
+        if child.look_at is not None and child.unbegun and now >= child.look_at:
             self._look(child, now)
         if child.pidfd is None and self._bury_if_dead(child):
             return

@@ -15,7 +15,7 @@ from time import monotonic
 from typing import Any, ClassVar
 
 from umbel.worker.orders import Order
-from umbel.worker.pools.base import Pool, PoolClosed, PoolOptions, Watcher
+from umbel.worker.pools.base import Pool, PoolClosed, PoolOptions, Watcher, notify
 from umbel.worker.pools.prefork.child import Job
 from umbel.worker.pools.prefork.keeper import Keeper
 from umbel.worker.pools.prefork.nursery import check_platform
@@ -74,11 +74,12 @@ class PreforkPool(Pool):
             elif queue:
                 queue.append(job)
             else:
+                before = monotonic()
                 child = self._roster.place(job)
                 if child is None:
                     queue.append(job)
                 else:
-                    keeper.has_more(child, monotonic())
+                    keeper.was_sent(child, before)
 
     def has_room(self) -> bool:
         """Whether some child has so little to do that one more order would begin soon."""
@@ -99,9 +100,16 @@ class PreforkPool(Pool):
         return not self._thread.is_alive()
 
     def terminate(self) -> None:
-        """Kill every child at once."""
+        """Kill every child at once.
+
+        What has ended is not to be run again because nobody has listened yet: on the thread where
+        watchers are called they are, a last time.
+        """
+        loop = self.options.loop
         with self._lock:
-            self._keeper.terminate()
+            calls = self._keeper.terminate(last_words=loop is not None and loop.is_here)
+        for call, args in calls:
+            notify(call, *args)
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(_TERMINATE_JOIN_S)
 
