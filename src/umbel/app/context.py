@@ -52,6 +52,7 @@ class Context:
     called_directly: bool = True
 
     _children: list[Any] | None = None
+    _told: bool = True  # somebody wants the result as text
 
     def __init__(self, **fields: Any) -> None:
         self.__dict__ = fields
@@ -65,7 +66,7 @@ class Context:
 
     def __getattr__(self, name: str) -> Any:
         # Only for names that are no field: the caller's own headers are read like fields too.
-        headers = self.__dict__.get("headers")
+        headers = self.headers
         if headers and name in headers:
             return headers[name]
         raise AttributeError(f"a task's request has no field and no header {name!r}")

@@ -77,17 +77,21 @@ class Tracer:
         self.errors_always = bool(
             task.option("store_errors_even_if_ignored", "task_store_errors_even_if_ignored")
         )
+        self.ignores_result = task.ignores_result
+        self.begins = self.track_started or _overridden(task, "before_start")
         self.hides_result = task.redaction.hides_result
         self.before_start = _overridden(task, "before_start")
         self.on_success = _overridden(task, "on_success")
         self.after_return = _overridden(task, "after_return")
+        self.hooks = self.on_success or self.after_return
 
     def __call__(self, request: Context, args: Any, kwargs: Any) -> Traced:
         """Run a plain function."""
         token = current_frame.set(Frame(self.task, request, current_frame.get()))
         try:
             try:
-                self._begin(request, args, kwargs)
+                if self.begins:
+                    self._begin(request, args, kwargs)
                 value = self.run(*args, **kwargs)
                 if type(value) is CoroutineType:
                     value = _finished(value)  # a plain function around an `async def`
@@ -108,7 +112,7 @@ class Tracer:
         token = current_frame.set(Frame(self.task, request, current_frame.get()))
         try:
             try:
-                if self.track_started or self.before_start:
+                if self.begins:
                     await asyncio.to_thread(self._begin, request, args, kwargs)
                 value = await self.run(*args, **kwargs)
                 self.after_body()
@@ -140,13 +144,12 @@ class Tracer:
             or request.chord
             or request.chain
             or request.callbacks
-            or self.on_success
-            or self.after_return
+            or self.hooks
         )
 
     def _keeps(self, request: Context) -> bool:
         ignored = request.ignore_result
-        return self.stores and not (self.task.ignores_result if ignored is None else ignored)
+        return self.stores and not (self.ignores_result if ignored is None else ignored)
 
     def _begin(self, request: Context, args: Any, kwargs: Any) -> None:
         if self.track_started and self._keeps(request):
@@ -168,8 +171,10 @@ class Tracer:
         except Exception as exc:  # noqa: BLE001 - becomes the outcome
             # The body ran; what follows it did not. The caller must not wait for ever.
             return self.failed(request, args, kwargs, exc, chain_sent=sent)
-        if self.on_success or self.after_return:
+        if self.hooks:
             self._succeeded(request, args, kwargs, value)
+        if not request._told:
+            return Traced(SUCCESS, value, "")
         if self.hides_result:
             return Traced(SUCCESS, value, HIDDEN_RESULT)
         return Traced(SUCCESS, value, safe_repr(value, self.task.resultrepr_maxsize))

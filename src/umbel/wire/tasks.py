@@ -37,7 +37,7 @@ _Seconds = (
 TimeLimit = tuple[_Seconds | None, _Seconds | None]
 
 
-class TaskHeader(msgspec.Struct):
+class TaskHeader(msgspec.Struct, omit_defaults=True):
     """What the headers of a task message say; only `task` and `id` are required."""
 
     task: _Name

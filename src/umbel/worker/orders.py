@@ -28,7 +28,8 @@ class Order(msgspec.Struct, array_like=True):
     """One message to execute.
 
     `headers` are the caller's own where `header` holds the protocol's, else all of them.
-    `clock` is that of the order itself: what the task sends comes after it.
+    `clock` is that of the order itself: what the task sends comes after it. `told` says whether
+    anybody wants the text of its result.
     `decoded` is set when the body had to be decoded on receipt (protocol 1), and not carried to
     another process: dates, decimals and ids would arrive there as text.
     """
@@ -39,12 +40,31 @@ class Order(msgspec.Struct, array_like=True):
     body: bytes
     content_type: str
     content_encoding: str
-    delivery_info: dict[str, Any]
-    properties: dict[str, Any]
-    hostname: str
+    exchange: Any = None
+    routing_key: Any = None
+    priority: Any = None
+    redelivered: bool = False
+    reply_to: Any = None
+    correlation_id: Any = None
     decoded: Any = None
     header: TaskHeader | None = None
     clock: int = 0
+    told: bool = True
+
+    @property
+    def delivery_info(self) -> dict[str, Any]:
+        """How its message came here."""
+        return {
+            "exchange": self.exchange,
+            "routing_key": self.routing_key,
+            "priority": self.priority,
+            "redelivered": self.redelivered,
+        }
+
+    @property
+    def properties(self) -> dict[str, Any]:
+        """What its message said about itself."""
+        return {"reply_to": self.reply_to, "correlation_id": self.correlation_id}
 
 
 class Outcome(msgspec.Struct, array_like=True):

@@ -130,18 +130,18 @@ class Request:
             if self.worker.task_events.on:
                 self.worker.task_events.rejected(self, requeue=False)
 
-    # -- what the pool reports (on its thread) -----------------------------------------
+    # -- what the pool reports (on its thread, or on the loop's) -----------------------
 
     def accepted(self, pid: int, when: float) -> None:
         """Execution begins."""
-        if self.worker.inline:
+        if self.worker.on_loop:
             self._on_accepted(pid, when)
         else:
             self.worker.inbox.post(partial(self._on_accepted, pid, when))
 
     def finished(self, outcome: Outcome) -> None:
         """Execution ended by itself."""
-        if self.worker.inline:
+        if self.worker.on_loop:
             self._on_finished(outcome)
         else:
             self.worker.inbox.post(partial(self._on_finished, outcome))
@@ -178,6 +178,7 @@ class Request:
 
     def _on_finished(self, outcome: Outcome) -> None:
         state = outcome.state
+        self.strategy.took(outcome.runtime_s)
         clock = self.worker.app.clock
         if outcome.clock > clock.value:
             clock.adjust(outcome.clock)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
@@ -93,8 +94,9 @@ class Runner:
 
     def _witness(self, order: Order) -> None:
         """Where the task runs the clock may be behind the one that sent the order."""
-        if order.clock > self.app.clock.value:
-            self.app.clock.adjust(order.clock)
+        clock = self.app.clock
+        if order.clock > clock.value:
+            clock.adjust(order.clock)
 
     def _outcome(self, traced: Traced, runtime_s: float) -> Outcome:
         return Outcome(
@@ -128,7 +130,7 @@ class Runner:
         """Not foreseen: the caller is told all the same."""
         try:
             header = order.header or TaskHeader(task=order.task, id=order.id)
-            fail(self.app, None, context_for(order, header, TaskBody([], {})), exc)
+            fail(self.app, None, OrderContext(order, header, TaskBody([], {}), self.hostname), exc)
         except Exception:
             logger.exception("task %s[%s]: its failure was not recorded", order.task, order.id)
         return failure_of(exc, time.monotonic() - started)
@@ -138,7 +140,7 @@ class Runner:
         try:
             return self.open(order)[0]
         except Refusal:
-            return context_for(order, header, TaskBody([], {}))
+            return OrderContext(order, header, TaskBody([], {}), self.hostname)
 
     def open(self, order: Order) -> tuple[Context, TaskBody]:
         """Decode an order; raises `Refusal`."""
@@ -155,7 +157,7 @@ class Runner:
         )
         if body.hybrid is not None:
             header = hybrid_header(_given(header), body.hybrid)
-        return context_for(order, header, body), body
+        return OrderContext(order, header, body, self.hostname), body
 
     def _open_v1(self, order: Order) -> tuple[Context, TaskBody]:
         decoded = order.decoded
@@ -170,7 +172,7 @@ class Runner:
             )
         header, body = read_v1(decoded)
         own = structs.replace(order, headers=user_headers(order.headers))
-        return context_for(own, header, body), body
+        return OrderContext(own, header, body, self.hostname), body
 
 
 def decode_v1(
@@ -188,44 +190,61 @@ def decode_v1(
     return decode(body, content_type, content_encoding, accept=accept, limits=limits)
 
 
-def context_for(order: Order, header: TaskHeader, body: TaskBody) -> Context:
-    """The request as a task sees it."""
-    properties = order.properties
-    return Context(
-        id=header.id,
-        task=header.task,
-        args=body.args,
-        kwargs=body.kwargs,
-        retries=header.retries,
-        eta=header.eta,
-        expires=header.expires,
-        timelimit=header.timelimit,
-        group=header.group,
-        group_index=header.group_index,
-        chord=body.chord,
-        chain=body.chain,
-        callbacks=body.callbacks,
-        errbacks=body.errbacks,
-        root_id=header.root_id or header.id,
-        parent_id=header.parent_id,
-        reply_to=properties.get("reply_to"),
-        correlation_id=properties.get("correlation_id"),
-        shadow=header.shadow,
-        origin=header.origin,
-        lang=header.lang,
-        argsrepr=header.argsrepr,
-        kwargsrepr=header.kwargsrepr,
-        ignore_result=header.ignore_result,
-        replaced_task_nesting=header.replaced_task_nesting,
-        stamped_headers=header.stamped_headers,
-        stamps=header.stamps,
-        delivery_info=order.delivery_info,
-        properties=properties,
-        headers=order.headers,
-        content_type=order.content_type,
-        hostname=order.hostname,
-        called_directly=False,
-    )
+class OrderContext(Context):
+    """The request as a task sees it; most of it is only looked up when somebody asks."""
+
+    def __init__(self, order: Order, header: TaskHeader, body: TaskBody, hostname: str) -> None:
+        self.__dict__ = {
+            "id": header.id,
+            "task": header.task,
+            "args": body.args,
+            "kwargs": body.kwargs,
+            "chord": body.chord,
+            "chain": body.chain,
+            "callbacks": body.callbacks,
+            "errbacks": body.errbacks,
+            "ignore_result": header.ignore_result,
+            "headers": order.headers,
+            "hostname": hostname,
+            "called_directly": False,
+            "_told": order.told,
+            "_order": order,
+            "_header": header,
+        }
+
+    def __repr__(self) -> str:
+        for name in (*_FROM_HEADER, *_FROM_ORDER):
+            getattr(self, name)
+        shown = {name: value for name, value in self.__dict__.items() if name[0] != "_"}
+        return f"<Context: {shown!r}>"
+
+
+class _Later:
+    """A field of an `OrderContext` that is set when it is first read."""
+
+    def __init__(self, name: str, read: Callable[[Any], Any]) -> None:
+        self._name = name
+        self._read = read
+
+    def __get__(self, context: OrderContext, owner: type[OrderContext]) -> Any:
+        value = context.__dict__[self._name] = self._read(context.__dict__)
+        return value
+
+
+_FROM_HEADER = (
+    "retries", "eta", "expires", "timelimit", "group", "group_index", "parent_id", "shadow",
+    "origin", "lang", "argsrepr", "kwargsrepr", "replaced_task_nesting", "stamped_headers",
+    "stamps",
+)  # fmt: skip
+_FROM_ORDER = ("reply_to", "correlation_id", "delivery_info", "properties", "content_type")
+
+for _name in _FROM_HEADER:
+    setattr(OrderContext, _name, _Later(_name, lambda f, n=_name: getattr(f["_header"], n)))  # type: ignore[misc]
+for _name in _FROM_ORDER:
+    setattr(OrderContext, _name, _Later(_name, lambda f, n=_name: getattr(f["_order"], n)))  # type: ignore[misc]
+OrderContext.root_id = _Later(  # type: ignore[assignment]
+    "root_id", lambda fields: fields["_header"].root_id or fields["_header"].id
+)
 
 
 def _given(header: TaskHeader) -> dict[str, Any]:

@@ -51,6 +51,8 @@ logger = logging.getLogger("umbel.strategy")
 
 # A held task looks at the wall clock at least so often, which may be set while it waits.
 HOLD_MAX_S = 60.0
+# How much a task that was shorter than the ones before weighs in what is expected of the next.
+LEARNING = 0.1
 
 
 class Receiver:
@@ -131,17 +133,12 @@ class Receiver:
             body if isinstance(body, bytes) else _as_bytes(body),
             message.content_type,
             message.content_encoding or "utf-8",
-            {
-                "exchange": info.get("exchange"),
-                "routing_key": info.get("routing_key"),
-                "priority": properties.get("priority", info.get("priority")),
-                "redelivered": bool(info.get("redelivered")),
-            },
-            {
-                "reply_to": properties.get("reply_to"),
-                "correlation_id": properties.get("correlation_id"),
-            },
-            self.worker.plan.hostname,
+            info.get("exchange"),
+            info.get("routing_key"),
+            properties.get("priority", info.get("priority")),
+            bool(info.get("redelivered")),
+            properties.get("reply_to"),
+            properties.get("correlation_id"),
             decoded,
             header if decoded is None else None,
         )
@@ -241,6 +238,7 @@ class Strategy:
         plan = worker.plan
         self.hard_s = task.time_limit or plan.time_limit_s
         self.soft_s = task.soft_time_limit or plan.soft_time_limit_s
+        self.typical_s: float | None = None  # how long one takes; None before one has ended
         if not worker.app.conf.worker_disable_rate_limits:
             rate = task.rate_limit
             default = worker.app.conf.task_default_rate_limit
@@ -272,6 +270,14 @@ class Strategy:
             self._admit(request)
         else:
             self.proceed(request)
+
+    def took(self, runtime_s: float) -> None:
+        """One has ended: what is long is believed at once, what is short after a few times."""
+        typical_s = self.typical_s
+        if typical_s is None or runtime_s > typical_s:
+            self.typical_s = runtime_s
+        else:
+            self.typical_s = typical_s + (runtime_s - typical_s) * LEARNING
 
     def limits(self, request: Request) -> tuple[float | None, float | None]:
         """Soft and hard time limit of one request."""

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from umbel.app.declaring import annotate
 from umbel.app.routes import direct_queue
@@ -117,6 +117,7 @@ class Worker:
         self.blueprint = Blueprint("worker", [*WORKER_STEPS, *app.steps["worker"]])
         self.blueprint.create(self)
         self.inline = self.pool.inline
+        self.on_loop = self.inline or self.pool.on_loop  # there the pool reports
 
     def _select_queues(self) -> None:
         queues = self.app.queues
@@ -202,10 +203,13 @@ class Worker:
             return  # an inline pool comes back here from within submit
         self._dispatching = True
         try:
-            while self._ready and self._in_pool < self.pool.size and not self.stop_wanted.is_set():
-                request = self._ready.popleft()
+            ready, pool, revocations = self._ready, self.pool, self.revocations
+            while ready and not self.stop_wanted.is_set():
+                if self._in_pool >= pool.size and not pool.has_room():
+                    break
+                request = ready.popleft()
                 # It may have been revoked, or have expired, while it waited.
-                doubtful = self.revocations.any or request.expires is not None
+                doubtful = revocations.any or request.expires is not None
                 if not doubtful or not request.strategy.is_discarded(request):
                     self._submit(request)
         finally:
@@ -213,11 +217,13 @@ class Worker:
 
     def _submit(self, request: Request) -> None:
         soft_s, hard_s = request.strategy.limits(request)
-        request.order.clock = self.app.clock.forward()
+        order = request.order
+        order.clock = self.app.clock.forward()
+        order.told = self.task_events.on or logger.isEnabledFor(logging.INFO)
         self._in_pool += 1
         self.tally.by_task[request.header.task] += 1
         try:
-            self.pool.submit(request.order, request, soft_s, hard_s)
+            self.pool.submit(order, request, soft_s, hard_s, request.strategy.typical_s)
         except PoolClosed:
             self._in_pool -= 1
             self._ready.appendleft(request)
@@ -238,6 +244,18 @@ class Worker:
             request.owed = False
             self.prefetch.debtors -= 1
         if self._ready:
+            self.dispatch()
+
+    def recall(self) -> None:
+        """What the pool has taken and not begun is ready again, before all others."""
+        requests = cast("list[Request]", self.pool.recall())
+        self._in_pool -= len(requests)
+        self._ready.extendleft(reversed(requests))
+
+    def reconsider(self) -> None:
+        """Something has changed for tasks that the pool may have in hand: decide once more."""
+        if self._in_pool > self.pool.size:
+            self.recall()
             self.dispatch()
 
     def hold(self, request: Request, wait_s: float, then: Callable[[Request], None]) -> None:
@@ -262,6 +280,8 @@ class Worker:
         """Others have told of these: keep them, and tell that this worker knows."""
         self.keep_revoked(changed)
         tell_revoked(self, changed, method)
+        if changed and not self.inline:
+            self.inbox.post(self.reconsider)
 
     def return_to_queue(self, request: Request) -> None:
         """This worker will not run it: somebody may, later. It goes behind all others."""
@@ -277,10 +297,13 @@ class Worker:
     @property
     def saturated(self) -> bool:
         """Whether nothing new can begin before something ends."""
-        return self._in_pool >= self.pool.size or bool(self._ready)
+        if self._ready:
+            return True
+        return self._in_pool >= self.pool.size and not self.pool.has_room()
 
     def give_back(self) -> None:
         """Return every message that is not being executed to its queue, newest first."""
+        self.recall()
         running = self.tally.active
         waiting = [r for key, r in self.tally.reserved.items() if key not in running]
         submitted = {id(r) for r in self._ready} | {id(r) for r in waiting if r.timer is not None}
@@ -299,6 +322,7 @@ class Worker:
         meaning, see `reclaim`.
         """
         leases.disown(self.consumer.channel)
+        self.recall()
         waiting = {id(request) for request in (*self._ready, *self.rates.clear())}
         self._ready.clear()
         # Where messages outlive connections nothing will be delivered again.
@@ -378,8 +402,8 @@ class Worker:
     # -- the ways to the loop thread ---------------------------------------------------
 
     def report(self, work: Callable[[], None]) -> None:
-        """Run `work` on the loop thread; an inline pool is on it already."""
-        if self.inline:
+        """Run `work` on the loop thread; the pool may be on it already."""
+        if self.on_loop:
             work()
         else:
             self.inbox.post(work)

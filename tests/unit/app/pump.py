@@ -34,12 +34,11 @@ def run(app: Umbel, message: Any) -> Outcome:
             body=raw.encode() if isinstance(raw, str) else bytes(raw),
             content_type=message.content_type,
             content_encoding=message.content_encoding,
-            delivery_info={
-                **message.delivery_info,
-                "priority": message.properties.get("priority"),
-            },
-            properties=dict(message.properties),
-            hostname="pump@here",
+            exchange=message.delivery_info["exchange"],
+            routing_key=message.delivery_info["routing_key"],
+            priority=message.properties.get("priority"),
+            reply_to=message.properties.get("reply_to"),
+            correlation_id=message.properties.get("correlation_id"),
         )
     )
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from umbel.exceptions import SoftTimeLimitExceeded
+from umbel.worker.inbox import Inbox
 from umbel.worker.orders import Order, Outcome
 from umbel.worker.pools.base import Pool, PoolOptions, disarm_soft_limit, pool_class
 
@@ -223,6 +224,9 @@ class Bench:
         name, _, flavour = kind.partition("-")
         self.directory = directory
         options.setdefault("run", run)
+        self._loop = _Loop() if flavour == "loop" else None
+        if self._loop is not None:
+            options["loop"] = self._loop.inbox
         self.pool: Pool = pool_class(name)(
             PoolOptions(
                 concurrency=concurrency,
@@ -242,6 +246,7 @@ class Bench:
         soft_s: float | None = None,
         hard_s: float | None = None,
         order_id: str = "",
+        expected_s: float | None = None,
     ) -> Recorder:
         """Submit an order; an inline pool gets a thread to run it in."""
         recorder = Recorder()
@@ -253,7 +258,7 @@ class Bench:
             self._threads.append(thread)
             thread.start()
         else:
-            self.pool.submit(order, recorder, soft_s, hard_s)
+            self.pool.submit(order, recorder, soft_s, hard_s, expected_s)
         return recorder
 
     def order(self, task: str, text: str = "", order_id: str = "") -> Order:
@@ -264,9 +269,6 @@ class Bench:
             body=text.encode(),
             content_type="text/plain",
             content_encoding="utf-8",
-            delivery_info={},
-            properties={},
-            hostname="w1@bench",
         )
 
     def go(self, order_id: str = "all") -> None:
@@ -278,9 +280,33 @@ class Bench:
     def close(self) -> None:
         self.go()
         self.pool.terminate()
+        if self._loop is not None:
+            self._loop.stop()
         for thread in self._threads:
             thread.join(WAIT_S)
             assert not thread.is_alive()
+
+
+class _Loop:
+    """A thread that does what is put into its inbox, as the loop of a worker does."""
+
+    def __init__(self) -> None:
+        self.inbox = Inbox()
+        self._over = False
+        self._thread = threading.Thread(target=self._run, name="bench-loop", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._over:
+            self.inbox.wait(0.05)  # what is watched may be told later than this begins
+            self.inbox.run()
+
+    def stop(self) -> None:
+        self._over = True
+        self.inbox.wake()
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive()
+        self.inbox.close()
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:

@@ -32,7 +32,7 @@ plain = st.recursive(
 
 
 def order_with(headers: dict[str, object]) -> Order:
-    return Order("id", "task", headers, b"\0\xff", "t", "e", {}, {}, "host", decoded=[headers])
+    return Order("id", "task", headers, b"\0\xff", "t", "e", "x", "key", decoded=[headers])
 
 
 @given(st.dictionaries(st.text("abc"), plain))

@@ -27,7 +27,7 @@ def info(request: Request, *, safe: bool = False) -> dict[str, Any]:
         "args": args,
         "kwargs": kwargs,
         "type": header.task,
-        "hostname": order.hostname,
+        "hostname": request.worker.plan.hostname,
         "time_start": _started_at(request),
         "acknowledged": request.settled,
         "delivery_info": order.delivery_info,

@@ -91,7 +91,12 @@ class AsyncioPool(Pool):
         self._thread.start()
 
     def submit(
-        self, order: Order, watcher: Watcher, soft_s: float | None, hard_s: float | None
+        self,
+        order: Order,
+        watcher: Watcher,
+        soft_s: float | None,
+        hard_s: float | None,
+        expected_s: float | None = None,
     ) -> None:
         """Queue the order for the loop, or for a thread."""
         is_async = self.options.is_async

@@ -3,7 +3,8 @@
 `Pool.submit` hands over one order together with its watcher. The watcher hears `accepted` when the
 order begins to run, then exactly one final call: `finished`, `hard_limit`, `lost` or `terminated`.
 `accepted` precedes every final call, except `terminated` and `lost` of an order that never began.
-After `terminate` no watcher is called any more: those messages belong to the broker again.
+When `terminate` has returned no watcher is called any more: those messages belong to the broker
+again.
 A watcher that raises is logged and does not disturb the pool.
 
 Limits count from `accepted`. The soft limit raises `SoftTimeLimitExceeded` inside `run`; what runs
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from umbel.exceptions import ImproperlyConfigured
+from umbel.worker.inbox import Inbox
 from umbel.worker.orders import Order, Outcome
 
 logger = logging.getLogger("umbel.pool")
@@ -66,7 +68,7 @@ class Watcher(Protocol):
 
 
 def _nothing() -> None:
-    """The default of `PoolOptions.child_started`."""
+    """The default of what `PoolOptions` has called."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,6 +86,11 @@ class PoolOptions:
     """prefork only: a child whose resident memory is above this after an order is replaced."""
     child_started: Callable[[], None] = _nothing
     """prefork only: runs first in each new child, after inherited files were let go."""
+    loop: Inbox | None = None
+    """prefork only: watchers are called on the thread of this loop, not on one of the pool's."""
+    overdue: Callable[[], None] = _nothing
+    """prefork only: called on a thread of the pool when orders wait in a child behind one that
+    takes longer than was expected; `recall` gets them out of there."""
     proc_alive_timeout_s: float = 4.0
     """prefork only: a child that does not report in this time is killed and tried again."""
 
@@ -94,6 +101,7 @@ class Pool(ABC):
     name: ClassVar[str]
     green: ClassVar[bool] = False
     inline: ClassVar[bool] = False
+    on_loop: bool = False  # watchers are called on the thread of `PoolOptions.loop`
 
     def __init__(self, options: PoolOptions) -> None:
         if options.concurrency < 1:
@@ -108,9 +116,28 @@ class Pool(ABC):
 
     @abstractmethod
     def submit(
-        self, order: Order, watcher: Watcher, soft_s: float | None, hard_s: float | None
+        self,
+        order: Order,
+        watcher: Watcher,
+        soft_s: float | None,
+        hard_s: float | None,
+        expected_s: float | None = None,
     ) -> None:
-        """Take one order; raises `PoolClosed` after close or terminate, and then keeps nothing."""
+        """Take one order; raises `PoolClosed` after close or terminate, and then keeps nothing.
+
+        `expected_s` is how long such orders take: several short ones may be put into one hand.
+        """
+
+    def has_room(self) -> bool:
+        """Whether one more order would begin soon although `size` of them have not ended."""
+        return False
+
+    def recall(self) -> list[Watcher]:
+        """Give up orders that have not begun, oldest first: their watchers hear nothing more.
+
+        A pool may have none to give up: whoever submits no more than `size` has them himself.
+        """
+        return []
 
     @abstractmethod
     def close_and_join(self, timeout_s: float | None) -> bool:

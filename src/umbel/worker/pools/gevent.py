@@ -98,7 +98,12 @@ class GeventPool(Pool):
         self._pid = os.getpid()
 
     def submit(
-        self, order: Order, watcher: Watcher, soft_s: float | None, hard_s: float | None
+        self,
+        order: Order,
+        watcher: Watcher,
+        soft_s: float | None,
+        hard_s: float | None,
+        expected_s: float | None = None,
     ) -> None:
         """Spawn a greenlet for the order, or queue it."""
         if self._closed:

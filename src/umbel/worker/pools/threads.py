@@ -77,7 +77,12 @@ class ThreadsPool(Pool):
             self._fill_seats()
 
     def submit(
-        self, order: Order, watcher: Watcher, soft_s: float | None, hard_s: float | None
+        self,
+        order: Order,
+        watcher: Watcher,
+        soft_s: float | None,
+        hard_s: float | None,
+        expected_s: float | None = None,
     ) -> None:
         """Queue the order for the next free thread."""
         job = _Job(order, watcher, soft_s, hard_s)

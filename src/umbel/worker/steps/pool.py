@@ -32,6 +32,8 @@ class PoolStep(Step):
                 is_async=runner.is_async,
                 max_tasks_per_child=plan.max_tasks_per_child,
                 max_memory_per_child_kib=plan.max_memory_per_child_kib,
+                loop=parent.inbox,
+                overdue=lambda: parent.inbox.post(parent.reconsider),
                 proc_alive_timeout_s=parent.app.conf.worker_proc_alive_timeout,
             )
         )
@@ -48,6 +50,7 @@ class PoolStep(Step):
         while not parent.pool.close_and_join(timeout_s=LOOK_S) and not parent.cold:
             parent.inbox.run()
             parent.check_patience()
+        parent.inbox.run()  # what the pool has reported; it is silent once it is terminated
         parent.pool.terminate()
         parent.inbox.run()
 

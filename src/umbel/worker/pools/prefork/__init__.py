@@ -1,21 +1,25 @@
 """Prefork: each order runs in a child process, the only pool that can end code that will not end.
 
     consumer thread ── submit ──► FIFO ──► packets ──► child 1 (main thread: run, run, run …)
-                                   ▲  └──► packets ──► child 2
-    keeper thread ◄── frames: accepted, finished ───────┘
-      deadlines, signals, waitpid, fork, calls of watchers
+      calls of watchers            ▲  └──► packets ──► child 2
+           ▲                       │                      │
+           └── keeper ◄── frames: accepted, finished ─────┘
+      deadlines, signals, waitpid, fork
 
-- `pool`    the public face: takes orders, decides who runs what, when limits strike
+- `pool`    the public face
+- `keeper`  a thread: hears the children, sees to limits and deaths, forks
+- `roster`  who has which order, and who gets the next one
 - `nursery` forks children, with back-off when they die at birth
 - `child`   the parent's view of one child: what it holds, its pipes, its signals
 - `frames`  what goes over the pipes
 - `inside`  what happens in the child process
 
 **No lock is shared between processes**, so a child may be killed at any moment without harm to
-the others. Orders go to a child as packets (SOCK_SEQPACKET), a few ahead of the one that runs, so
-that it need not wait for us between two short orders. The parent keeps the child's end of that
-socket open too and can thus *take back* a packet that the child has not read: an idle child never
-waits while another one has orders to spare, and ending a child for one order hits no other.
+the others. Orders go to a child as packets (SOCK_SEQPACKET): several if they are short, as far as
+is known, so that neither side has to wake the other for each of them. The parent keeps the child's
+end of that socket open too and can thus *take back* a packet that the child has not read: an idle
+child does not wait while another one has orders to spare, and ending a child for one order hits no
+other.
 
 **An order is the child's only once the child has said so.** It writes `accepted` before it runs an
 order. When it dies, the one order accepted and unfinished is lost (or over its limit, or

@@ -20,18 +20,23 @@ from umbel.worker.pools.base import Watcher
 from umbel.worker.pools.prefork import frames, inside
 
 _READ_BYTES = 256 * 1024
+# A child rings when it begins an order that is so far behind the one it runs when it is sent: it
+# has that many left then, and gets more before it runs out.
+_RINGS_AT = frozenset({2, 4, 8})
 
 
 class Job:
     """One order on its way through the pool."""
 
     __slots__ = (
+        "began",
         "cancelled",
+        "cost_s",
+        "data",
         "hard_at",
         "hard_s",
         "order_id",
         "over_limit",
-        "packets",
         "seq",
         "soft_at",
         "soft_s",
@@ -40,14 +45,22 @@ class Job:
     )
 
     def __init__(
-        self, seq: int, order: Order, watcher: Watcher, soft_s: float | None, hard_s: float | None
+        self,
+        seq: int,
+        order: Order,
+        watcher: Watcher,
+        soft_s: float | None,
+        hard_s: float | None,
+        cost_s: float,
     ) -> None:
         self.seq = seq
         self.order_id = order.id
         self.watcher = watcher
         self.soft_s = soft_s
         self.hard_s = hard_s
-        self.packets = frames.packets(seq, encode_order(portable(order)))
+        self.cost_s = cost_s  # how long it may keep a child, as far as anybody knows
+        self.data = encode_order(order if order.decoded is None else portable(order))
+        self.began: float | None = None  # monotonic, once accepted
         self.soft_at: float | None = None  # monotonic, once accepted
         self.hard_at: float | None = None
         self.over_limit = False  # its child was killed for the hard limit
@@ -57,7 +70,7 @@ class Job:
     @property
     def bulky(self) -> bool:
         """Needs several packets, so it cannot be taken back."""
-        return len(self.packets) > 1
+        return len(self.data) > frames.PACKET_PAYLOAD_BYTES_MAX
 
     def due(self, now: float) -> bool:
         """One of its limits has passed."""
@@ -66,6 +79,7 @@ class Job:
 
     def begin(self, when: float) -> None:
         """Limits count from here."""
+        self.began = when
         self.soft_at = None if self.soft_s is None else when + self.soft_s
         self.hard_at = None if self.hard_s is None else when + self.hard_s
 
@@ -74,15 +88,25 @@ class Child:
     """One child process, alive or not yet waited for."""
 
     def __init__(
-        self, pid: int, near: socket.socket, far: socket.socket, results_fd: int, cell: mmap.mmap
+        self,
+        pid: int,
+        near: socket.socket,
+        far: socket.socket,
+        results_fd: int,
+        bell_fd: int,
+        cell: mmap.mmap,
     ) -> None:
         self.pid = pid
         self.born = monotonic()
         self.pidfd = _pidfd(pid)
         self.near = near
         self.results_fd = results_fd
+        self.bell_fd = bell_fd
         self.results_open = True
+        self.heard_at = 0.0  # monotonic: when it was last listened to because it rang
+        self.look_at: float | None = None  # monotonic: what it says unrung it has said by then
         self.held: dict[int, Job] = {}  # by sequence number, in the order sent
+        self.load_s = 0.0  # the cost of all that it holds
         self.running: Job | None = None  # the one that it has accepted
         self.ready = False
         self.leaving = False  # gets no more orders and will exit
@@ -99,9 +123,9 @@ class Child:
         os.set_blocking(results_fd, False)
 
     @property
-    def spare(self) -> int:
-        """How many orders it holds beyond the one that it runs or will run next."""
-        return max(0, len(self.held) - 1)
+    def unbegun(self) -> int:
+        """How many orders it holds that it has not begun, as far as it was heard."""
+        return len(self.held) if self.running is None else len(self.held) - 1
 
     @property
     def idle(self) -> bool:
@@ -113,31 +137,40 @@ class Child:
         """Part of a bulky order has yet to be written."""
         return bool(self._outbox)
 
-    def can_take(self, job: Job, depth: int) -> bool:
-        """A bulky order goes to a child that holds nothing, and nothing is sent behind it."""
-        if not self.ready or self.leaving or self._outbox or len(self.held) >= depth:
+    def is_open(self, depth: int, load_s_max: float) -> bool:
+        """It may get one more order, which then begins soon."""
+        if not self.ready or self.leaving or self._outbox:
             return False
-        if self.full and self.held:
+        if not self.held:
+            return True
+        if self.full or self.load_s >= load_s_max or len(self.held) >= depth:
             return False
         running = self.running
         if running is not None and running.cancelled is not None:
             return False  # a signal is on its way: wait and see
-        return not self.held or not (job.bulky or self._bulky_ahead())
+        return not self._bulky_ahead()
 
     def send(self, job: Job) -> bool:
         """Write the order, or begin to; False when the socket is full."""
+        held = self.held
         if job.bulky:
-            self.held[job.seq] = job
-            self._outbox.extend(job.packets)
+            self._outbox.extend(frames.packets(job.seq, job.data))
             self.write_on()
-            return True
-        try:
-            self.near.send(job.packets[0])
-        except OSError:  # full; or broken, and then waitpid will tell
-            self.full = True
-            return False
-        self.held[job.seq] = job
+        else:
+            try:
+                self.near.send(frames.packet(job.seq, job.data, len(held) in _RINGS_AT))
+            except OSError:  # full; or broken, and then waitpid will tell
+                self.full = True
+                return False
+        held[job.seq] = job
+        self.load_s += job.cost_s
         return True
+
+    def drop(self, seq: int) -> Job:
+        """Forget an order that it does not hold any more."""
+        job = self.held.pop(seq)
+        self.load_s = self.load_s - job.cost_s if self.held else 0.0
+        return job
 
     def write_on(self) -> None:
         """Write what the socket takes of a bulky order."""
@@ -162,13 +195,14 @@ class Child:
                 packet = self._far.recv(frames.PACKET_BYTES_MAX, socket.MSG_DONTWAIT)
                 if not packet:
                     break
-                jobs.append(self.held.pop(frames.packet_header(packet)[1]))
+                jobs.append(self.drop(frames.packet_header(packet)[1]))
         return jobs
 
     def let_go(self) -> list[Job]:
         """The orders of a child that will never begin them."""
         jobs = list(self.held.values())
         self.held.clear()
+        self.load_s = 0.0
         self._outbox.clear()
         return jobs
 
@@ -191,8 +225,8 @@ class Child:
                 return
             self.full = False
             yield from self._reader.feed(data)
-            if not to_the_end:
-                return  # others wait too; there is another event if more has come
+            if not to_the_end and len(data) < _READ_BYTES:
+                return  # if more has come it has rung again
 
     def signal(self, signum: int) -> None:
         """Send a signal; never to a number that is no longer this child's."""
@@ -233,13 +267,17 @@ class Child:
         self.near.close()
         self._far.close()
         os.close(self.results_fd)
+        os.close(self.bell_fd)
         if self.pidfd is not None:
             os.close(self.pidfd)
         self._cell.close()
 
     def _bulky_ahead(self) -> bool:
         """A bulky order was sent and not accepted yet (it is then the only one held)."""
-        return self.running is None and any(job.bulky for job in self.held.values())
+        if self.running is not None or len(self.held) != 1:
+            return False
+        (job,) = self.held.values()
+        return job.bulky
 
 
 def _pidfd(pid: int) -> int | None:

@@ -7,6 +7,11 @@ closed: objects of the parent still own those numbers, and closing such an objec
 close whatever had got its number. So the broker's connection of a parent that was killed
 closes with the parent, and its messages are delivered again.
 
+What the child says goes into a pipe that nobody waits for; a bell (an eventfd) wakes the parent,
+and that is what costs. The child rings before it waits for orders, when an order begins that the
+parent has marked, and when it has not rung for `QUIET_S`. So the parent learns of an order that
+begins unrung by looking into the pipe once, a while after the last ring.
+
 The soft limit is SIGUSR1 plus a cell of shared memory with the sequence number of the order it is
 meant for: a signal that comes late finds another number running, or none, and does nothing.
 """
@@ -20,6 +25,7 @@ import importlib
 import logging
 import mmap
 import os
+import select
 import signal
 import socket
 import struct
@@ -41,21 +47,28 @@ SOFT_SIGNAL = signal.SIGUSR1
 # Sent by a terminal to the whole group; the parent decides what they mean.
 IGNORED_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 EXIT_START_FAILED = 70
+# More rings mean more wake-ups of the parent, fewer mean that it learns later of what has begun.
+QUIET_S = 0.002
 
 _PR_SET_PDEATHSIG = 1
 
 
 def live(
-    options: PoolOptions, parent_pid: int, orders: socket.socket, results_fd: int, cell: mmap.mmap
+    options: PoolOptions,
+    parent_pid: int,
+    orders: socket.socket,
+    results_fd: int,
+    bell_fd: int,
+    cell: mmap.mmap,
 ) -> NoReturn:
     """Be a pool child; never returns into the code of the parent."""
     code = EXIT_START_FAILED
     try:
         _tie_to_parent(parent_pid)
         _forget_begun_imports()
-        desk = _Desk(options, orders, results_fd, cell)
+        desk = _Desk(options, orders, results_fd, bell_fd, cell)
         _reset_signals(desk)
-        _let_go({0, 1, 2, orders.fileno(), results_fd, *_log_files()})
+        _let_go({0, 1, 2, orders.fileno(), results_fd, bell_fd, *_log_files()})
         _become_main_thread()
         gc.freeze()  # what was inherited is neither ours to collect nor worth scanning
         options.child_started()
@@ -90,11 +103,18 @@ class _Desk:
     """Reads orders, runs them, writes what became of them."""
 
     def __init__(
-        self, options: PoolOptions, orders: socket.socket, results_fd: int, cell: mmap.mmap
+        self,
+        options: PoolOptions,
+        orders: socket.socket,
+        results_fd: int,
+        bell_fd: int,
+        cell: mmap.mmap,
     ) -> None:
         self._options = options
         self._orders = orders
         self._results_fd = results_fd
+        self._bell_fd = bell_fd
+        self._rang = 0.0  # monotonic
         self._cell = cell
         self._armed = 0  # sequence number that a soft limit may strike, 0 for none
         self._unsent = bytearray()
@@ -105,16 +125,19 @@ class _Desk:
     def serve(self) -> None:
         """Run orders until the parent wants no more, or a limit of this child is reached."""
         soft_limit_disarmer.set(self.disarm)
+        os.set_blocking(self._results_fd, False)
         self._unsent += frames.frame(frames.READY, self._pid)
-        self._flush()
         last = False
         while not last:
             received = self._receive()
             if received is None:
                 break
-            seq, data = received
+            seq, data, rings = received
             self._unsent += frames.accepted_frame(seq, monotonic())
             self._flush()
+            # After the write: who is held up here rings, and what was written before is looked at.
+            if rings or monotonic() - self._rang > QUIET_S:
+                self._ring()
             outcome = self._perform(seq, data)
             if os.getpid() != self._pid:
                 os._exit(0)  # the task forked and came back twice: this is the copy
@@ -124,6 +147,7 @@ class _Desk:
             self._unsent += frames.frame(kind, seq, encode_outcome(outcome))
             del data, outcome, received  # an idle child holds on to nothing
         self._flush()
+        self._ring()
 
     def strike(self, signum: int, frame: FrameType | None) -> None:
         """The soft limit's signal: raise in the order it is meant for, once."""
@@ -152,8 +176,8 @@ class _Desk:
         assert error is not None
         return failure_of(error, monotonic() - began)
 
-    def _receive(self) -> tuple[int, bytes | memoryview] | None:
-        """The next order; None when there will be none."""
+    def _receive(self) -> tuple[int, bytes | memoryview, bool] | None:
+        """The next order, and whether to ring for it; None when there will be none."""
         parts = bytearray()
         while True:
             size = self._receive_packet()
@@ -161,11 +185,11 @@ class _Desk:
                 return None
             kind, seq = frames.packet_header(self._packet)
             payload = memoryview(self._packet)[frames.PACKET_HEADER_BYTES : size]
-            if kind == frames.WHOLE:
-                return seq, payload
+            if kind & ~frames.RINGS == frames.WHOLE:
+                return seq, payload, kind != frames.WHOLE
             parts += payload
             if kind == frames.LAST:
-                return seq, bytes(parts)
+                return seq, bytes(parts), True
 
     def _receive_packet(self) -> int:
         if self._unsent:
@@ -173,13 +197,22 @@ class _Desk:
                 return self._orders.recv_into(self._packet, 0, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 self._flush()
+                self._ring()
         return self._orders.recv_into(self._packet)
 
     def _flush(self) -> None:
-        view = memoryview(bytes(self._unsent))
-        self._unsent.clear()
-        while view:
-            view = view[os.write(self._results_fd, view) :]
+        unsent = self._unsent
+        while unsent:
+            try:
+                del unsent[: os.write(self._results_fd, unsent)]
+            except BlockingIOError:  # the parent does not know that there is something to read
+                self._ring()
+                select.select((), (self._results_fd,), ())
+
+    def _ring(self) -> None:
+        # Before the write: whoever hears it does so later than this, however long that takes.
+        self._rang = monotonic()
+        os.eventfd_write(self._bell_fd, 1)
 
     def _is_last(self) -> bool:
         if self._left:

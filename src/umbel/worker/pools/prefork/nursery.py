@@ -76,6 +76,7 @@ def fork_child(options: PoolOptions) -> Child:
     """A new child process; OSError when there can be none."""
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     results_fd, write_fd = os.pipe()
+    bell_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
     cell = mmap.mmap(-1, inside.CELL.size)
     parent_pid = os.getpid()
     try:
@@ -85,11 +86,12 @@ def fork_child(options: PoolOptions) -> Child:
         far.close()
         os.close(results_fd)
         os.close(write_fd)
+        os.close(bell_fd)
         raise
     if pid == 0:
-        inside.live(options, parent_pid, far, write_fd, cell)
+        inside.live(options, parent_pid, far, write_fd, bell_fd, cell)
     os.close(write_fd)
-    return Child(pid, near, far, results_fd, cell)
+    return Child(pid, near, far, results_fd, bell_fd, cell)
 
 
 def _fork() -> int:

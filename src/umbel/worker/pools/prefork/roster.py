@@ -2,7 +2,9 @@
 
 Bookkeeping without threads or clocks; the pool calls it with its lock held. Rules:
 
-- an order goes to the child that holds the fewest, up to `DEPTH`, in the order of arrival;
+- an order goes to a child that holds nothing, else to the one that has least to do, as long as that
+  is less than `LOAD_S` and fewer than `DEPTH` orders; in the order of arrival;
+- an order of which nobody knows how long it takes counts as `LOAD_S`: nothing is put behind it;
 - an order that a child has not begun may be taken back, and goes to the head of the FIFO;
 - no child is idle while another has orders to spare (`level`);
 - before a child is signalled for one order, its others are taken back. If it then still holds
@@ -19,9 +21,17 @@ from typing import Any
 from umbel.worker.pools.prefork import inside
 from umbel.worker.pools.prefork.child import Child, Job
 
-DEPTH = 8
-"""Orders per child, the running one included. More saves waits between short orders; what a child
-has not begun can be taken back, so it costs little but the sequence in which they begin."""
+DEPTH = 16
+"""Orders per child, the running one included. More saves waits between short orders and wake-ups of
+both sides; what a child has not begun can be taken back."""
+LOAD_S = 0.010
+"""Nothing is given to a child that has so much to do. More helps orders of this length, whose child
+else waits a moment for the next one; less lets them begin in the order of their arrival."""
+LEVEL_S = 0.002
+"""From a child that is through with all it holds in this time nothing is taken for an idle one."""
+
+
+Call = tuple[Callable[..., None], tuple[Any, ...]]
 
 
 class Roster:
@@ -30,18 +40,36 @@ class Roster:
     def __init__(self, max_tasks_per_child: int | None) -> None:
         self.queue: deque[Job] = deque()
         self.children: dict[int, Child] = {}  # by pid; alive, or dead and not yet waited for
-        self.calls: list[tuple[Callable[..., None], tuple[Any, ...]]] = []  # to be made unlocked
+        self.calls: list[Call] = []  # of watchers, to be made unlocked
         self._max_tasks = max_tasks_per_child
 
     def report(self, call: Callable[..., None], *args: Any) -> None:
         """Have a watcher called once the lock is free."""
         self.calls.append((call, args))
 
-    def place(self, job: Job) -> bool:
-        """Send the order to the child with the fewest; False when none has room."""
-        room = [one for one in self.children.values() if one.can_take(job, self._depth(one))]
-        room.sort(key=_load)
-        return any(child.send(job) for child in room)
+    @property
+    def has_room(self) -> bool:
+        """Whether some child would begin one more order soon."""
+        if self.queue:
+            return False
+        return any(one.is_open(self._depth(one), LOAD_S) for one in self.children.values())
+
+    def place(self, job: Job) -> Child | None:
+        """Send the order to the child with the least to do; None when none has room."""
+        room: list[Child] = []
+        for child in self.children.values():
+            if child.is_open(self._depth(child), LOAD_S):
+                if not child.held:
+                    if child.send(job):
+                        return child
+                elif not job.bulky:
+                    room.append(child)
+        if len(room) > 1:
+            room.sort(key=_load)
+        for child in room:
+            if child.send(job):
+                return child
+        return None
 
     def feed(self) -> None:
         """Hand out what waits, then even out what has been handed out."""
@@ -61,6 +89,19 @@ class Roster:
     def reclaim(self, child: Child) -> None:
         """Take back everything that the child has not read."""
         self.requeue(child.take_back(len(child.held)))
+
+    def recall(self) -> list[Job]:
+        """Everything that no child has begun, oldest first; it is no longer ours."""
+        for child in self.children.values():
+            self.reclaim(child)
+        jobs = sorted(self.queue, key=lambda job: job.seq)
+        self.queue.clear()
+        return jobs
+
+    def overdue(self, child: Child, job: Job) -> None:
+        """The order that the child runs takes longer than was expected."""
+        child.load_s += LOAD_S - job.cost_s
+        job.cost_s = LOAD_S
 
     def dismiss(self, child: Child) -> None:
         """Let the child exit when its present order has ended."""
@@ -115,7 +156,7 @@ class Roster:
         del self.children[child.pid]
         job = child.running
         if job is not None:
-            del child.held[job.seq]
+            child.drop(job.seq)
             if job.over_limit:
                 self.report(job.watcher.hard_limit, job.hard_s)
             elif job.cancelled is not None:
@@ -133,8 +174,8 @@ class Roster:
         """Give each idle child an order that another one holds in reserve."""
         idle = sum(1 for child in self.children.values() if child.idle)
         while idle > 0:
-            donor = max(self.children.values(), key=lambda child: child.spare)
-            taken = donor.take_back(1) if donor.spare else []
+            donor = max(self.children.values(), key=_spare_load)
+            taken = donor.take_back(1) if _spare_load(donor) >= LEVEL_S else []
             if not taken:
                 return
             idle -= 1
@@ -143,5 +184,9 @@ class Roster:
                 return
 
 
-def _load(child: Child) -> int:
-    return len(child.held)
+def _load(child: Child) -> float:
+    return child.load_s
+
+
+def _spare_load(child: Child) -> float:
+    return child.load_s if child.unbegun else 0.0

@@ -1,0 +1,285 @@
+"""Several short orders in the hand of one process: fewer wake-ups, nothing else is different."""
+
+from __future__ import annotations
+
+import collections
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from tests.unit.pools.bench import WAIT_S, Bench, Recorder, wait_until
+from tests.unit.pools.conftest import StartBench
+from umbel.worker.pools.prefork import PreforkPool, inside
+from umbel.worker.pools.prefork.roster import DEPTH, LOAD_S
+
+pytestmark = pytest.mark.timeout(60)
+
+SHORT_S = 0.000_01
+
+
+@pytest.fixture(params=["prefork", "prefork-loop"])
+def flavour(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+def first_child(bench: Bench) -> tuple[PreforkPool, int]:
+    pool = bench.pool
+    assert isinstance(pool, PreforkPool)
+    return pool, pool.info()["processes"][0]
+
+
+def rings(pool: PreforkPool) -> int:
+    """How often the children have rung: nobody reads what their bells count."""
+    with pool._keeper.lock:
+        bells = [os.dup(child.bell_fd) for child in pool._roster.children.values()]
+    try:
+        return sum(map(os.eventfd_read, bells))
+    finally:
+        for bell in bells:
+            os.close(bell)
+
+
+@pytest.fixture
+def rings_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Children do not ring because time has passed."""
+    monkeypatch.setattr(inside, "QUIET_S", 1_000.0)
+
+
+@pytest.mark.usefixtures("rings_rarely")
+def test_many_short_orders_cost_few_wake_ups(flavour: str, start_bench: StartBench) -> None:
+    bench = start_bench(flavour, concurrency=1)
+    assert bench.submit("echo").succeeded
+    pool, pid = first_child(bench)
+    rings(pool)  # from here on
+    os.kill(pid, signal.SIGSTOP)
+    recorders = [bench.submit("echo", str(n), expected_s=SHORT_S) for n in range(DEPTH)]
+    assert not pool.has_room()
+    os.kill(pid, signal.SIGCONT)
+    assert [recorder.outcome.text for recorder in recorders] == [str(n) for n in range(DEPTH)]
+    assert 2 <= rings(pool) <= 5  # as it gets through with them, and at the end
+    assert pool.close_and_join(WAIT_S)
+    assert all(recorder.names == ["accepted", "finished"] for recorder in recorders)
+
+
+def test_an_order_that_begins_right_behind_another_is_known_as_begun(
+    flavour: str, start_bench: StartBench
+) -> None:
+    bench = start_bench(flavour, concurrency=1)
+    for n in range(30):  # sooner or later it begins without a ring
+        short = bench.submit("echo", expected_s=SHORT_S)
+        held = bench.submit("hold", order_id=f"held-{n}", expected_s=SHORT_S)
+        assert held.wait_for("accepted")
+        assert not held.finals
+        assert short.succeeded
+        bench.go(f"held-{n}")
+        assert held.succeeded
+
+
+@pytest.mark.parametrize("pause_s", [0.001, 0.01])
+def test_a_child_that_is_held_up_after_it_rang_does_not_begin_in_secret(
+    flavour: str, start_bench: StartBench, monkeypatch: pytest.MonkeyPatch, pause_s: float
+) -> None:
+    ring = os.eventfd_write
+
+    def ring_and_pause(bell: int, count: int) -> None:
+        ring(bell, count)
+        time.sleep(pause_s)  # as on a machine that has other things to do
+
+    monkeypatch.setattr(os, "eventfd_write", ring_and_pause)
+    bench = start_bench(flavour, concurrency=1)
+    for n in range(5):
+        assert bench.submit("echo", expected_s=SHORT_S).succeeded
+        held = bench.submit("hold", order_id=f"held-{n}", expected_s=SHORT_S)
+        assert held.wait_for("accepted")
+        bench.go(f"held-{n}")
+        assert held.succeeded
+
+
+def test_orders_of_unknown_or_long_duration_are_not_put_behind_each_other(
+    flavour: str, start_bench: StartBench
+) -> None:
+    bench = start_bench(flavour, concurrency=1)
+    for expected_s in (None, LOAD_S, 60.0):
+        held = bench.submit("hold", order_id=f"held-{expected_s}", expected_s=expected_s)
+        held.wait_for("accepted")
+        assert not bench.pool.has_room()
+        bench.go(f"held-{expected_s}")
+        assert held.succeeded
+        wait_until(bench.pool.has_room, "an idle child")
+
+
+def test_what_waits_behind_an_order_that_turns_out_long_can_be_recalled(
+    flavour: str, start_bench: StartBench
+) -> None:
+    overdue = threading.Event()
+    bench = start_bench(flavour, concurrency=1, overdue=overdue.set)
+    held = bench.submit("hold", expected_s=SHORT_S)
+    behind = [bench.submit("count", order_id=f"o{n}", expected_s=SHORT_S) for n in range(5)]
+    assert overdue.wait(WAIT_S)
+    assert not bench.pool.has_room()
+    assert bench.pool.recall() == behind
+    assert bench.pool.recall() == []
+    bench.go()
+    assert held.succeeded
+    assert bench.pool.close_and_join(WAIT_S)
+    assert all(recorder.calls == [] for recorder in behind)
+    assert not (bench.directory / "ran").exists()
+
+
+def test_what_waits_behind_a_long_order_goes_to_an_idle_child(
+    flavour: str, start_bench: StartBench
+) -> None:
+    bench = start_bench(flavour, concurrency=2)
+    long = [bench.submit("hold", order_id=name, expected_s=SHORT_S) for name in "ab"]
+    behind = [bench.submit("echo", str(n), expected_s=SHORT_S) for n in range(10)]
+    long[0].wait_for("accepted")
+    long[1].wait_for("accepted")
+    bench.go("a")
+    assert [recorder.outcome.text for recorder in behind] == [str(n) for n in range(10)]
+    assert not long[1].finals
+    bench.go("b")
+    assert long[1].succeeded
+
+
+def test_a_child_that_dies_loses_one_order_and_those_in_its_hand_run_once(
+    flavour: str, start_bench: StartBench
+) -> None:
+    bench = start_bench(flavour, concurrency=1)
+    held = bench.submit("hold", expected_s=SHORT_S)
+    behind = {
+        f"o{n}": bench.submit("count", order_id=f"o{n}", expected_s=SHORT_S) for n in range(9)
+    }
+    os.kill(held.wait_for("accepted"), signal.SIGKILL)
+    assert held.wait_final() == ("lost", "signal 9 (SIGKILL)")
+    assert all(recorder.succeeded for recorder in behind.values())
+    assert bench.pool.close_and_join(WAIT_S)
+    ran = collections.Counter((bench.directory / "ran").read_text().split())
+    assert ran == dict.fromkeys(behind, 1)
+
+
+def test_a_soft_limit_strikes_the_order_that_it_is_meant_for(
+    flavour: str, start_bench: StartBench
+) -> None:
+    bench = start_bench(flavour, concurrency=1)
+    _, pid = first_child(bench)
+    assert bench.submit("echo").succeeded
+    os.kill(pid, signal.SIGSTOP)
+    before = [bench.submit("catch", soft_s=60, order_id=f"b{n}", expected_s=SHORT_S) for n in "12"]
+    struck = bench.submit("catch", soft_s=0.05, expected_s=SHORT_S)
+    after = [bench.submit("catch", soft_s=60, order_id=f"a{n}", expected_s=SHORT_S) for n in "12"]
+    for name in ("b1", "b2", "a1", "a2"):
+        bench.go(name)
+    os.kill(pid, signal.SIGCONT)
+    assert struck.outcome.text == "caught"
+    assert [recorder.outcome.text for recorder in (*before, *after)] == [""] * 4
+    assert struck.wait_for("soft_limit") == 0.05
+    assert not any("soft_limit" in recorder.names for recorder in (*before, *after))
+
+
+def test_a_hard_limit_hits_none_of_the_orders_in_the_same_hand(
+    flavour: str, start_bench: StartBench
+) -> None:
+    bench = start_bench(flavour, concurrency=1)
+    over = bench.submit("stuck", hard_s=0.1, expected_s=SHORT_S)
+    behind = [bench.submit("echo", str(n), expected_s=SHORT_S) for n in range(5)]
+    assert over.wait_final() == ("hard_limit", 0.1)
+    assert [recorder.outcome.text for recorder in behind] == [str(n) for n in range(5)]
+
+
+def test_one_of_several_orders_in_a_hand_can_be_cancelled(
+    flavour: str, start_bench: StartBench
+) -> None:
+    bench = start_bench(flavour, concurrency=1)
+    held = bench.submit("hold", expected_s=SHORT_S)
+    behind = [bench.submit("echo", order_id=f"o{n}", expected_s=SHORT_S) for n in range(3)]
+    held.wait_for("accepted")
+    assert bench.pool.cancel("o1", signal.SIGTERM)
+    assert behind[1].wait_final() == ("terminated", signal.SIGTERM)
+    bench.go()
+    assert held.succeeded
+    assert behind[0].succeeded
+    assert behind[2].succeeded
+    assert behind[1].names == ["terminated"]
+
+
+def test_a_child_that_leaves_takes_none_of_its_hand_with_it(
+    flavour: str, start_bench: StartBench
+) -> None:
+    bench = start_bench(flavour, concurrency=1, max_tasks_per_child=3)
+    recorders = [bench.submit("echo", expected_s=SHORT_S) for _ in range(12)]
+    assert all(recorder.succeeded for recorder in recorders)
+    counts = collections.Counter(recorder.wait_for("accepted") for recorder in recorders)
+    assert list(counts.values()) == [3, 3, 3, 3]
+
+
+def test_limits_hold_while_the_loop_stands_still(start_bench: StartBench) -> None:
+    bench = start_bench("prefork-loop", concurrency=1)
+    assert bench.submit("echo").succeeded
+    still, go_on = threading.Event(), threading.Event()
+
+    def stand_still() -> None:
+        still.set()
+        go_on.wait(WAIT_S)
+
+    assert bench.pool.options.loop is not None
+    bench.pool.options.loop.post(stand_still)
+    assert still.wait(WAIT_S)
+    first = bench.submit("hold", order_id="first", expected_s=SHORT_S)
+    over = bench.submit("stuck", hard_s=0.05, expected_s=SHORT_S)
+    bench.go("first")
+    _, pid = first_child(bench)
+    wait_until(lambda: first_child(bench)[1] != pid, "the child was killed for the limit")
+    assert not first.calls
+    go_on.set()
+    assert first.succeeded
+    assert over.wait_final() == ("hard_limit", 0.05)
+
+
+def test_random_kills_lose_only_what_had_begun_of_what_was_in_hand(
+    flavour: str, start_bench: StartBench
+) -> None:
+    bench = start_bench(flavour, concurrency=3)
+    recorders: dict[str, Recorder] = {}
+    for n in range(400):
+        recorders[f"o{n}"] = bench.submit("count", order_id=f"o{n}", expected_s=SHORT_S)
+    for kill in range(30):
+        done = 10 * kill
+        wait_until(
+            lambda goal=done: sum(bool(one.finals) for one in recorders.values()) >= goal,  # type: ignore[misc]
+            "progress",
+        )
+        for pid in bench.pool.info()["processes"][kill % 3 :][:1]:
+            os.kill(pid, signal.SIGKILL)
+    assert bench.pool.close_and_join(WAIT_S)
+    ran = collections.Counter((bench.directory / "ran").read_text().split())
+    assert max(ran.values()) == 1
+    finals = [recorder.wait_final()[0] for recorder in recorders.values()]
+    assert set(finals) == {"finished", "lost"}
+    assert all(len(recorder.finals) == 1 for recorder in recorders.values())
+    assert all(recorder.names[0] == "accepted" for recorder in recorders.values())
+
+
+def test_a_cold_stop_hears_what_has_ended_already(start_bench: StartBench) -> None:
+    bench = start_bench("prefork-loop", concurrency=1)
+    assert bench.submit("echo").succeeded
+    loop = bench.pool.options.loop
+    assert loop is not None
+    recorders: list[Recorder] = []
+    ran, stopped = bench.directory / "ran", threading.Event()
+
+    def stop() -> None:  # on the loop's thread, which hears nothing meanwhile
+        recorders.extend(bench.submit("count", expected_s=SHORT_S) for _ in range(4))
+        recorders.append(bench.submit("stuck", order_id="stuck", expected_s=SHORT_S))
+        wait_until(lambda: bench.began() == 1, "the last one runs")
+        bench.pool.terminate()
+        stopped.set()
+
+    loop.post(stop)
+    assert stopped.wait(WAIT_S)
+    assert len(ran.read_text().split()) == 4
+    assert [recorder.names for recorder in recorders[:4]] == [["accepted", "finished"]] * 4
+    assert not recorders[4].finals
