@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from umbel.app.umbel import Umbel
 
 _DIRECT = Context()
+# So many ways to call one task are remembered as right.
+SHAPES_MAX = 64
 
 
 class Task:
@@ -148,10 +150,22 @@ class Task:
 
     def check_arguments(self, args: Any, kwargs: Any) -> None:
         """Raise TypeError when the body can not be called with these arguments."""
+        # How many there are and what they are called decides, whatever their values.
+        plain = type(args) in (tuple, list) and type(kwargs) is dict
+        shape = (len(args), *kwargs) if plain else None
+        if shape in self._shapes:
+            return
         try:
             self.parameters.bind(*args, **kwargs)
         except TypeError as exc:
             raise TypeError(f"{self.name}{self.parameters}: {exc}") from None
+        if shape is not None and len(self._shapes) < SHAPES_MAX:
+            self._shapes.add(shape)
+
+    @cached_property
+    def _shapes(self) -> set[tuple[Any, ...]]:
+        """Of arguments that were found to fit."""
+        return set()
 
     # -- calling -----------------------------------------------------------------------
 

@@ -110,11 +110,11 @@ class Redaction:
 
     def args_repr(self, args: Any) -> str:
         """The text of positional arguments."""
-        return self._text(args, HIDDEN_ARGS)[0]
+        return "()" if type(args) is tuple and not args else self._text(args, HIDDEN_ARGS)[0]
 
     def kwargs_repr(self, kwargs: Any) -> str:
         """The text of keyword arguments."""
-        return self._text(kwargs, HIDDEN_KWARGS)[0]
+        return "{}" if type(kwargs) is dict and not kwargs else self._text(kwargs, HIDDEN_KWARGS)[0]
 
     def event_reprs(
         self, header: Header, open_body: Callable[[], tuple[Any, Any]]
@@ -164,7 +164,10 @@ class Redaction:
             return True
         if self.hides_places or type(value) not in _SEQUENCES or len(value) > _FEW:
             return False
-        return all(type(item) in _PLAIN for item in value)
+        for item in value:  # noqa: SIM110 - a generator costs more than the walk
+            if type(item) not in _PLAIN:
+                return False
+        return True
 
     def _suspects(self, header: Header, args: str, kwargs: str) -> bool:
         """Whether these texts of a peer may tell a secret."""
