@@ -74,7 +74,13 @@ def test_a_task_is_read_as_it_was_sent(**call):
     assert header.timelimit == (call["time_limit"], None)
     own = {k: v for k, v in call["headers"].items() if k not in HEADER_FIELDS | {"redelivered"}}
     assert user_headers(sent.headers) == own
-    body = read_body(*sent[2:5], compression=header.compression, accept=ACCEPT)
+    body = read_body(
+        sent.body,
+        sent.content_type,
+        sent.content_encoding,
+        compression=header.compression,
+        accept=ACCEPT,
+    )
     assert (body.args, body.kwargs) == (call["args"], call["kwargs"])
     assert (body.callbacks, body.chain, body.chord, body.errbacks) == (
         call["callbacks"],

@@ -12,10 +12,10 @@ from __future__ import annotations
 import difflib
 import os
 import socket
-import time
 import uuid
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from time import time_ns
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from umbel.app.context import current_request
@@ -23,7 +23,7 @@ from umbel.app.forms import STEERING, Form, Times, checked_priority, seconds
 from umbel.app.publish import RetryPolicy
 from umbel.app.routes import Destination
 from umbel.broker.ids import fresh_id
-from umbel.wire.outgoing import OutgoingTask, properties_of, write_task_v1
+from umbel.wire.outgoing import Parcel, properties_of, write_task_v1
 from umbel.wire.redaction import by_name
 from umbel.wire.times import format_time
 
@@ -44,12 +44,12 @@ _FIELDS: Final = {
     "retries": "retries",
     "replaced_task_nesting": "replaced_task_nesting",
 }
-_OWN_FIELDS: Final = frozenset(_FIELDS)
+_PATIENCE: Final = frozenset({"retry", "retry_policy"})
+_RARE: Final = frozenset({*_TIMES, *_STAMPS, *_FIELDS})
 KNOWN_OPTIONS = frozenset(
     {
-        *STEERING, *_TIMES, *_LINKS, *_STAMPS, *_FIELDS, "add_to_parent", "argsrepr",
-        "correlation_id", "headers", "kwargsrepr", "origin", "parent_id", "reply_to", "retry",
-        "retry_policy", "root_id", "task_id",
+        *STEERING, *_RARE, *_LINKS, *_PATIENCE, "add_to_parent", "argsrepr", "correlation_id",
+        "headers", "kwargsrepr", "origin", "parent_id", "reply_to", "root_id", "task_id",
     }
 )  # fmt: skip
 
@@ -58,9 +58,9 @@ class Call(NamedTuple):
     """A message that is ready to be sent."""
 
     id: str
-    message: OutgoingTask
+    message: Parcel
     destination: Destination
-    policy: RetryPolicy
+    policy: RetryPolicy | None  # None: as the settings say
     ignore_result: bool
     parent_id: str | None
     name: str
@@ -72,48 +72,64 @@ def origin() -> str:
 
 
 def prepare(
-    app: Umbel, name: str, args: Any, kwargs: Any, options: Mapping[str, Any], task: Task | None
+    app: Umbel,
+    name: str,
+    args: Any,
+    kwargs: Any,
+    options: Mapping[str, Any],
+    task: Task | None,
+    ignore_result: bool | None = None,
 ) -> Call:
-    """Turn one call into a message; raises before anything is sent if an option is wrong."""
+    """Turn one call into a message; raises before anything is sent if an option is wrong.
+
+    `ignore_result` is for options that say nothing of it; None on the wire lets the worker's task
+    decide.
+    """
     args = () if args is None else args
     kwargs = {} if kwargs is None else kwargs
     if not options.keys() <= KNOWN_OPTIONS:
         _check_spelling(name, options)
-    forms, conf = app.forms, app.conf
-    form = forms.find(name, args, kwargs, options, task)
+    form = app.forms.find(name, args, kwargs, options, task, ignore_result)
     if form.more:
         options = {**form.more, **{n: v for n, v in options.items() if v is not None}}
     get = options.get
     task_id, root_id, parent_id = _lineage(name, options)
-    times = form.times if _TIMES.isdisjoint(options) else _times(app, name, options, form.times)
+    is_usual = _RARE.isdisjoint(options)
+    times = form.times if is_usual else _times(app, name, options, form.times)
     properties = properties_of(
         task_id,
         get("reply_to") or app.reply_to,
         _callers_priority(app, name) if form.priority is None else form.priority,
-        times.destination.delivery_mode,
+        form.delivery_mode,
         times.expires_in_s,
     )
-    if conf.task_protocol == 1:
+    if app.conf.task_protocol == 1:
         message = _write_v1(app, name, args, kwargs, options, form, times, properties)
     else:
-        own = {"id": task_id, "root_id": root_id}
+        rules = by_name(app.conf.task_redact_names) if task is None else task.redaction
+        argsrepr, kwargsrepr = get("argsrepr"), get("kwargsrepr")
+        own: dict[str, Any] = {
+            "id": task_id,
+            "root_id": root_id,
+            "argsrepr": rules.args_repr(args) if argsrepr is None else argsrepr,
+            "kwargsrepr": rules.kwargs_repr(kwargs) if kwargsrepr is None else kwargsrepr,
+            "umbel_clock": app.clock.forward(),
+            "umbel_sent": time_ns() // 1_000_000,
+        }
         if parent_id is not None:
             own["parent_id"] = parent_id
-        _add_fields(own, options, times)
-        rules = by_name(conf.task_redact_names) if task is None else task.redaction
-        argsrepr, kwargsrepr = get("argsrepr"), get("kwargsrepr")
-        own["argsrepr"] = rules.args_repr(args) if argsrepr is None else argsrepr
-        own["kwargsrepr"] = rules.kwargs_repr(kwargs) if kwargsrepr is None else kwargsrepr
-        own["umbel_clock"] = app.clock.forward()
-        own["umbel_sent"] = time.time_ns() // 1_000_000
+        if not is_usual:
+            _add_fields(own, options, times)
         embed = None if _LINKS.isdisjoint(options) else _embed(options)
         message = form.writer.write(own, args, kwargs, properties, embed, get("headers"))
-    # None on the wire: the worker's task decides.
+    if times.destination is not form.times.destination:
+        to = times.destination
+        message = message._replace(exchange=to.exchange, routing_key=to.routing_key)
     ignored = form.ignore_result
     if ignored is None and task is not None:
         ignored = task.ignores_result
-    usual = get("retry") is None and not get("retry_policy")
-    policy = forms.policy() if usual else _own_policy(app, options)
+    is_patient_as_usual = _PATIENCE.isdisjoint(options)
+    policy = None if is_patient_as_usual else _own_policy(app, options)
     return Call(task_id, message, times.destination, policy, bool(ignored), parent_id, name)
 
 
@@ -128,12 +144,11 @@ def prepare_checked(
     """Turn a call by name into a message, its arguments checked if the task is known here."""
     task = app.tasks.get(name)
     args, kwargs = args or (), kwargs or {}
-    if task is not None:
-        if task.typing:
-            task.check_arguments(args, kwargs)
-        if options.get("ignore_result") is None:
-            options = {**options, "ignore_result": task.ignores_result}
-    return prepare(app, name, args, kwargs, options, task)
+    if task is None:
+        return prepare(app, name, args, kwargs, options, None)
+    if task.typing:
+        task.check_arguments(args, kwargs)
+    return prepare(app, name, args, kwargs, options, task, task.ignores_result)
 
 
 def _check_spelling(name: str, options: Mapping[str, Any]) -> None:
@@ -164,6 +179,8 @@ def _lineage(name: str, options: Mapping[str, Any]) -> tuple[str, str, str | Non
 
 
 def _times(app: Umbel, name: str, options: Mapping[str, Any], usual: Times) -> Times:
+    if _TIMES.isdisjoint(options):
+        return usual
     now, to = app.now(), usual.destination
     eta = _eta(app, name, options, now)
     if eta is not None:
@@ -178,11 +195,10 @@ def _add_fields(own: dict[str, Any], options: Mapping[str, Any], times: Times) -
         own["eta"] = times.eta
     if times.expires is not None:
         own["expires"] = times.expires
-    if not _OWN_FIELDS.isdisjoint(options):
-        for option, field in _FIELDS.items():
-            value = options.get(option)
-            if value is not None:
-                own[field] = value
+    for option, field in _FIELDS.items():
+        value = options.get(option)
+        if value is not None:
+            own[field] = value
     if not _STAMPS.isdisjoint(options):
         stamped = options.get("stamped_headers")
         own["stamped_headers"] = None if stamped is None else list(stamped)
@@ -208,9 +224,9 @@ def _write_v1(
     form: Form,
     times: Times,
     properties: dict[str, Any],
-) -> OutgoingTask:
+) -> Parcel:
     embed = _embed(options)
-    return write_task_v1(
+    message = write_task_v1(
         name=name,
         id=properties["correlation_id"],
         args=args,
@@ -228,7 +244,9 @@ def _write_v1(
         errbacks=embed["errbacks"],
         chord=embed["chord"],
         headers=options.get("headers"),
-    )._replace(properties=properties)
+    )
+    exchange, routing_key = form.writer.address
+    return message._replace(properties=properties, exchange=exchange, routing_key=routing_key)
 
 
 def _own_policy(app: Umbel, options: Mapping[str, Any]) -> RetryPolicy:

@@ -68,6 +68,7 @@ class Form(NamedTuple):
     times: Times  # of a call that says nothing about them
     writer: TaskWriter
     priority: int | None  # None: that of the task that calls
+    delivery_mode: int
     ignore_result: bool | None
     serializer: str
     compression: str | None
@@ -92,7 +93,13 @@ class Forms:
         self._patience: tuple[dict[str, Any], bool, RetryPolicy] | None = None
 
     def find(
-        self, name: str, args: Any, kwargs: Any, options: Mapping[str, Any], task: Task | None
+        self,
+        name: str,
+        args: Any,
+        kwargs: Any,
+        options: Mapping[str, Any],
+        task: Task | None,
+        ignore_result: bool | None = None,
     ) -> Form:
         """The form for a call; raises if an option of it is wrong."""
         # The revisions are read before what they stand for: what is kept under them is never older.
@@ -100,7 +107,7 @@ class Forms:
         kept = self._kept
         if kept.revisions != revisions or len(kept.forms) > FORMS_MAX:
             kept = self._kept = _Kept(revisions, self._router.is_table, {})
-        key = _key(name, options, task) if kept.by_table else None
+        key = _key(name, options, task, ignore_result) if kept.by_table else None
         try:
             form = kept.forms.get(key)
         except TypeError:  # an attribute of the task that is no key of a dictionary
@@ -108,9 +115,9 @@ class Forms:
         if form is not None:
             return form
         if key is None:
-            return self._make(name, args, kwargs, dict(options), task)
+            return self._make(name, args, kwargs, dict(options), task, ignore_result)
         steering = {option: value for option, value in options.items() if option in STEERING}
-        form = kept.forms[key] = self._make(name, args, kwargs, steering, task)
+        form = kept.forms[key] = self._make(name, args, kwargs, steering, task, ignore_result)
         return form
 
     def policy(self) -> RetryPolicy:
@@ -123,9 +130,17 @@ class Forms:
         return kept[2]
 
     def _make(
-        self, name: str, args: Any, kwargs: Any, options: dict[str, Any], task: Task | None
+        self,
+        name: str,
+        args: Any,
+        kwargs: Any,
+        options: dict[str, Any],
+        task: Task | None,
+        ignore_result: bool | None,
     ) -> Form:
         app, conf = self._app, self._app.conf
+        if ignore_result is not None and options.get("ignore_result") is None:
+            options["ignore_result"] = ignore_result
         if task is not None:
             _fill_in(options, task)
         chosen = self._router.options_for(options, name, args, kwargs, task)
@@ -137,27 +152,30 @@ class Forms:
         writer = TaskWriter(
             name=name, serializer=serializer, compression=compression, time_limit=hard,
             soft_time_limit=soft, shadow=chosen.get("shadow"), origin=app.origin,
-            ignore_result=ignore_result,
+            ignore_result=ignore_result, address=(destination.exchange, destination.routing_key),
         )  # fmt: skip
         return Form(
-            Times(destination), writer, _priority(app, name, chosen), ignore_result, serializer,
-            compression, hard, soft,
+            Times(destination), writer, _priority(app, name, chosen), destination.delivery_mode,
+            ignore_result, serializer, compression, hard, soft,
             {n: v for n, v in chosen.items() if n not in STEERING and v is not None},
         )  # fmt: skip
 
 
-def _key(name: str, options: Mapping[str, Any], task: Task | None) -> Any:
+def _key(
+    name: str, options: Mapping[str, Any], task: Task | None, ignore_result: bool | None
+) -> Any:
     """What a form is kept under; None where it can not be."""
-    key: list[Any] = [name]
+    key = (name, ignore_result, None if task is None else _attributes(task))
+    if STEERING.isdisjoint(options):
+        return key
+    steering: list[Any] = []
     for option, value in options.items():
         if option in STEERING and value is not None:
             kind = type(value)
             if kind not in _PLAIN:
                 return None
-            key += (option, kind, value)  # 1 is not True, and 1.0 is written otherwise
-    if task is not None:
-        key.append(_attributes(task))
-    return tuple(key)
+            steering += (option, kind, value)  # 1 is not True, and 1.0 is written otherwise
+    return (*key, *steering)
 
 
 def _fill_in(options: dict[str, Any], task: Task) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kombu import Connection
@@ -29,7 +29,6 @@ from umbel.broker.outlets import outlet_for
 if TYPE_CHECKING:
     from umbel.app.umbel import Umbel
     from umbel.wire.events import Event
-    from umbel.wire.outgoing import OutgoingTask
 
 logger = logging.getLogger(__name__)
 
@@ -123,13 +122,12 @@ class Publisher:
 
     def send(
         self,
-        message: OutgoingTask,
+        parcel: Parcel,
         to: Destination,
         policy: RetryPolicy,
         events: Sequence[Event] = (),
     ) -> None:
         """Publish one message, and then the events that tell of it."""
-        parcel = parcel_for(message, to)
 
         def publish(link: Link) -> None:
             link.declare(to)
@@ -141,16 +139,16 @@ class Publisher:
 
     def send_many(
         self,
-        messages: Sequence[tuple[OutgoingTask, Destination]],
+        parcels: Sequence[Parcel],
+        places: Iterable[Destination],
         policy: RetryPolicy,
         events: Sequence[Event] = (),
     ) -> None:
-        """Publish all messages, in order, in as few round trips as the broker allows.
+        """Publish all `parcels`, in order, in as few round trips as the broker allows.
 
+        `places` are where they go, each of them once.
         Raises `BatchNotSent` when the broker can not be reached to the end.
         """
-        parcels = [parcel_for(message, to) for message, to in messages]
-        places = {id(to): to for _, to in messages}.values()
         sent = 0
 
         def publish(link: Link) -> None:
@@ -279,17 +277,3 @@ class Publisher:
         with self._changed:
             self._open -= 1
             self._changed.notify()
-
-
-def parcel_for(message: OutgoingTask, to: Destination) -> Parcel:
-    """The message with its address."""
-    return Parcel(
-        message.body,
-        message.own,
-        message.properties,
-        message.content_type,
-        message.content_encoding,
-        to.exchange,
-        to.routing_key,
-        message.letterhead,
-    )

@@ -15,12 +15,12 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from umbel.app.canvas.signature import Signature
 from umbel.app.context import Context, current_frame, current_request
 from umbel.exceptions import ImproperlyConfigured, MaxRetriesExceededError, Retry
 from umbel.wire.redaction import Redaction, Switch
 
 if TYPE_CHECKING:
-    from umbel.app.canvas import Signature
     from umbel.app.results import AsyncResult, EagerResult
     from umbel.app.results.backend import Backend
     from umbel.app.umbel import Umbel
@@ -196,9 +196,7 @@ class Task:
             self.check_arguments(args or (), kwargs or {})
         if self.app.conf.task_always_eager:
             return self.apply(args, kwargs, **options)
-        if options.get("ignore_result") is None:
-            options["ignore_result"] = self.ignores_result
-        return self.app.send(self.name, args, kwargs, options, self)
+        return self.app.send(self.name, args, kwargs, options, self, self.ignores_result)
 
     def apply(
         self,
@@ -228,7 +226,7 @@ class Task:
     def signature(self, args: Any = None, *more: Any, **options: Any) -> Signature:
         """A call that is not made yet."""
         options.setdefault("app", self.app)
-        return self.app.signature(self.name, args, *more, **options)
+        return Signature(self.name, args, *more, **options)
 
     subtask = signature
 

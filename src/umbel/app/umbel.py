@@ -229,14 +229,21 @@ class Umbel:
         return self.send(name, args, kwargs, options, self.tasks.get(name))
 
     def send(
-        self, name: str, args: Any, kwargs: Any, options: Mapping[str, Any], task: Task | None
+        self,
+        name: str,
+        args: Any,
+        kwargs: Any,
+        options: Mapping[str, Any],
+        task: Task | None,
+        ignore_result: bool | None = None,
     ) -> AsyncResult:
         """Send one call: what `apply_async` and `send_task` come down to."""
-        call = calls.prepare(self, name, args, kwargs, options, task)
+        call = calls.prepare(self, name, args, kwargs, options, task, ignore_result)
         if not call.ignore_result:
             self.backend.before_send((call.id,))
-        self.publisher.send(call.message, call.destination, call.policy, self._sent((call,)))
-        result = self.AsyncResult(call.id)
+        policy = call.policy or self.forms.policy()
+        self.publisher.send(call.message, call.destination, policy, self._sent((call,)))
+        result = AsyncResult(call.id, None, self)
         result.ignored = call.ignore_result
         if options.get("add_to_parent", True):
             add_to_caller(result)
@@ -269,8 +276,10 @@ class Umbel:
         kept = [call.id for call in batch if not call.ignore_result]
         if kept:
             self.backend.before_send(kept)
-        messages = [(call.message, call.destination) for call in batch]
-        self.publisher.send_many(messages, batch[0].policy, self._sent(batch))
+        parcels = [call.message for call in batch]
+        places = {id(call.destination): call.destination for call in batch}.values()
+        policy = batch[0].policy or self.forms.policy()
+        self.publisher.send_many(parcels, places, policy, self._sent(batch))
 
     def _sent(self, batch: Sequence[calls.Call]) -> list[dict[str, Any]]:
         return self.events.sent(batch) if self.conf.task_send_sent_event else []

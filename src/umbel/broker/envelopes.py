@@ -39,7 +39,7 @@ def _content(content_type: str, content_encoding: str) -> bytes:
 
 def _headers(parcel: Parcel) -> bytes:
     letterhead, own = parcel.letterhead, parcel.own
-    if letterhead is None or not own:
+    if letterhead is None or not (own and letterhead.headers):
         return dumps_json(parcel.headers)
     common = letterhead.forms.get(_FORM)
     if common is None:

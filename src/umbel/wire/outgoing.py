@@ -35,31 +35,30 @@ class Letterhead:
         self.forms: dict[str, bytes] = {}
 
 
-def all_headers(letterhead: Letterhead | None, own: dict[str, Any]) -> dict[str, Any]:
-    """The headers of a message; the two parts have no name in common."""
-    return own if letterhead is None else {**letterhead.headers, **own}
+class Parcel(NamedTuple):
+    """A message and its address; `properties` are those of the message itself."""
 
-
-class OutgoingTask(NamedTuple):
-    """A task message ready to publish; `properties` are those of the message itself."""
-
+    body: bytes
     own: dict[str, Any]  # headers that are not in the letterhead
     properties: dict[str, Any]
-    body: bytes
     content_type: str
     content_encoding: str
-    letterhead: Letterhead | None = None
+    exchange: str = ""
+    routing_key: str = ""
+    letterhead: Letterhead | None = None  # has no name in common with `own`
 
     @property
     def headers(self) -> dict[str, Any]:
         """All headers."""
-        return all_headers(self.letterhead, self.own)
+        return self.own if self.letterhead is None else {**self.letterhead.headers, **self.own}
 
 
 class TaskWriter:
     """Writes protocol 2 messages of calls that have all this in common; threads may share it."""
 
-    __slots__ = ("_common", "_compression", "_content_type", "_letterheads", "_name")
+    __slots__ = (
+        "_common", "_compression", "_content_type", "_letterheads", "_name", "address",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -72,8 +71,11 @@ class TaskWriter:
         shadow: str | None = None,
         origin: str | None = None,
         ignore_result: bool | None = None,
+        address: tuple[str, str] = ("", ""),
     ) -> None:
+        """`address` is where the messages go: exchange and routing key."""
         self._name = name
+        self.address = address
         self._content_type = serializer_type(serializer)
         self._compression = compression
         self._common: dict[str, Any] = {
@@ -103,14 +105,15 @@ class TaskWriter:
         properties: dict[str, Any],
         embed: Mapping[str, Any] | None = None,
         headers: Mapping[str, Any] | None = None,
-    ) -> OutgoingTask:
+    ) -> Parcel:
         """The message of one call.
 
         `own` are the header fields of this call: `id`, `root_id`, `argsrepr`, `kwargsrepr`, and
         whatever differs from what most calls say. It belongs to the message from here on.
         `headers` are the caller's.
         """
-        check_arguments(self._name, args, kwargs)
+        if not isinstance(args, (list, tuple)) or not isinstance(kwargs, Mapping):
+            check_arguments(self._name, args, kwargs)
         if embed is None and self._content_type == JSON:
             named = dumps_json(kwargs) if kwargs else b"{}"
             body = b"[%b,%b,%b]" % (dumps_json(args), named, _NO_EMBED_JSON)
@@ -124,7 +127,9 @@ class TaskWriter:
         letterhead = self._letterheads.get(shape) or self._make_letterhead(shape)
         if headers:
             own = {**{n: headers[n] for n in headers if n not in letterhead.headers}, **own}
-        return OutgoingTask(own, properties, body, content_type, content_encoding, letterhead)
+        return Parcel(
+            body, own, properties, content_type, content_encoding, *self.address, letterhead
+        )
 
     def _make_letterhead(self, shape: tuple[str, ...]) -> Letterhead:
         # There are few: the names are the protocol's, in an order that the code gives.
@@ -189,7 +194,7 @@ def write_task(
     headers: Mapping[str, Any] | None = None,
     clock: int | None = None,
     sent_ms: int | None = None,
-) -> OutgoingTask:
+) -> Parcel:
     """A protocol 2 message; `headers` are the caller's own and cannot replace the protocol's."""
     kwargs = {} if kwargs is None else kwargs
     writer = TaskWriter(
@@ -243,7 +248,7 @@ def write_task_v1(
     chord: Mapping[str, Any] | None = None,
     utc: bool = True,
     headers: Mapping[str, Any] | None = None,
-) -> OutgoingTask:
+) -> Parcel:
     """A protocol 1 message, for workers that know nothing newer; it cannot carry a chain."""
     if kwargs is None:
         kwargs = {}
@@ -272,7 +277,7 @@ def write_task_v1(
     if compression:
         body, own["compression"] = compress(body, compression)
     properties = properties_of(id, reply_to, priority, delivery_mode, expires_in_s)
-    return OutgoingTask(own, properties, body, content_type, content_encoding)
+    return Parcel(body, own, properties, content_type, content_encoding)
 
 
 def check_arguments(name: str, args: Any, kwargs: Any) -> None:

@@ -260,7 +260,13 @@ def test_a_compressed_task_survives(serializer, method):
     )
     header = read_header(sent.headers)
     assert header.compression is not None
-    body = read_body(*sent[2:5], compression=header.compression, accept=ACCEPT)
+    body = read_body(
+        sent.body,
+        sent.content_type,
+        sent.content_encoding,
+        compression=header.compression,
+        accept=ACCEPT,
+    )
     assert (body.args, body.chord) == ([1, "x"], SIG)
 
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from umbel.app.canvas.plan import Plan, Planned
 from umbel.app.current import current_app
+from umbel.app.results import AsyncResult
 from umbel.broker.ids import fresh_id
 from umbel.exceptions import NotRegistered
 
 if TYPE_CHECKING:
     from umbel.app.canvas.stamps import StampingVisitor
-    from umbel.app.results import AsyncResult
     from umbel.app.task import Task
     from umbel.app.umbel import Umbel
 
@@ -141,7 +141,7 @@ class Signature(dict[str, Any]):
         if "reply_to" not in merged:
             merged["reply_to"] = plan.app.reply_to
         plan.calls.append((self["task"], args, kwargs, merged))
-        result = plan.app.AsyncResult(task_id)
+        result = AsyncResult(task_id, None, plan.app)
         return Planned(result, result)
 
     def merged(
