@@ -75,7 +75,7 @@ class Link:
             others = max(len(connection.alt) - 1, 0)
             connection.ensure_connection(max_retries=others, interval_start=0, interval_step=0)
             self.channel = connection.default_channel
-            self.outlet = outlet_for(self.channel)
+            self.outlet = outlet_for(self.channel, driver(connection))
             self.producer = self.outlet.producer
         except BaseException:
             self.close()

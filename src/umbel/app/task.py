@@ -102,7 +102,8 @@ class Task:
     @property
     def ignores_result(self) -> bool:
         """Whether no result is kept."""
-        return bool(self.option("ignore_result", "task_ignore_result"))
+        own = self.ignore_result  # asked for every call
+        return bool(self.app.conf.task_ignore_result if own is None else own)
 
     @property
     def request(self) -> Context:

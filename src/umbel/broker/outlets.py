@@ -30,9 +30,8 @@ PART_COUNT_MAX: Final = 500
 PART_BYTES_MAX: Final = 8 * 1024 * 1024
 
 
-def outlet_for(channel: Any) -> Outlet:
-    """The outlet that knows the broker behind a channel best."""
-    kind = getattr(channel.connection, "driver_type", None)
+def outlet_for(channel: Any, kind: str) -> Outlet:
+    """The outlet for a channel of a kind of transport: `redis`, `amqp`, `memory`, ..."""
     if kind == "redis" and channel.body_encoding == BODY_ENCODING:
         return RedisOutlet(channel)
     return Outlet(channel)

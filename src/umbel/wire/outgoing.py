@@ -112,7 +112,7 @@ class TaskWriter:
         whatever differs from what most calls say. It belongs to the message from here on.
         `headers` are the caller's.
         """
-        if not isinstance(args, (list, tuple)) or not isinstance(kwargs, Mapping):
+        if type(kwargs) is not dict or not isinstance(args, (list, tuple)):
             check_arguments(self._name, args, kwargs)
         if embed is None and self._content_type == JSON:
             named = dumps_json(kwargs) if kwargs else b"{}"
