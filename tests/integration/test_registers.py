@@ -27,7 +27,7 @@ from tests.servers import RabbitMQServer, RedisServer, free_port, wait_until
 from tests.sizes import size
 from tests.workers import Program
 from umbel.broker import answers, claims, registers_amqp
-from umbel.broker.batches import Parcel, publish
+from umbel.broker.batches import Parcel, publish_one
 from umbel.broker.claims import Claim, Register
 from umbel.broker.connections import connect
 from umbel.broker.embedded import EMBEDDED_URL
@@ -212,7 +212,7 @@ def test_the_message_is_the_one_that_a_producer_would_have_sent(
         "",
         QUEUE,
     )
-    publish(Producer(place.channel, auto_declare=False), [parcel])
+    publish_one(Producer(place.channel, auto_declare=False), parcel)
     (expected,) = place.arrived()
     place.register().claim(id_, "w1", parcel=parcel)
     (found,) = place.arrived()

@@ -12,6 +12,7 @@ from umbel.exceptions import SecurityError
 from umbel.wire.content import accept_set, dumps_json
 from umbel.wire.failures import decode_failure, encode_failure
 from umbel.wire.limits import Refusal
+from umbel.wire.outgoing import write_task, write_task_v1
 from umbel.wire.results import member, meta_document, read_member, read_meta, write_meta
 from umbel.wire.signatures import check_signature, signature_dict
 from umbel.wire.tasks import (
@@ -20,8 +21,6 @@ from umbel.wire.tasks import (
     read_header,
     read_v1,
     user_headers,
-    write_task,
-    write_task_v1,
 )
 
 ACCEPT = accept_set(["json", "msgpack", "yaml"])
@@ -75,7 +74,13 @@ def test_a_task_is_read_as_it_was_sent(**call):
     assert header.timelimit == (call["time_limit"], None)
     own = {k: v for k, v in call["headers"].items() if k not in HEADER_FIELDS | {"redelivered"}}
     assert user_headers(sent.headers) == own
-    body = read_body(*sent[2:], compression=header.compression, accept=ACCEPT)
+    body = read_body(
+        sent.body,
+        sent.content_type,
+        sent.content_encoding,
+        compression=header.compression,
+        accept=ACCEPT,
+    )
     assert (body.args, body.kwargs) == (call["args"], call["kwargs"])
     assert (body.callbacks, body.chain, body.chord, body.errbacks) == (
         call["callbacks"],

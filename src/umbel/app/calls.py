@@ -3,6 +3,8 @@
 `prepare` is the only place where calling options are given a meaning: what the caller said
 wins over the task's own attributes, those over the routes, those over the settings. A call
 made inside a running task inherits its root and names it as parent.
+
+What is the same for many calls is worked out once, in `app.forms`; here is what differs.
 """
 
 from __future__ import annotations
@@ -10,45 +12,44 @@ from __future__ import annotations
 import difflib
 import os
 import socket
-import time
 import uuid
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from time import time_ns
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from umbel.app.context import current_request
+from umbel.app.forms import STEERING, Form, Times, checked_priority, seconds
 from umbel.app.publish import RetryPolicy
-from umbel.app.routes import ADDRESS, Destination
+from umbel.app.routes import Destination
+from umbel.broker.ids import fresh_id
+from umbel.wire.outgoing import Parcel, properties_of, write_task_v1
 from umbel.wire.redaction import by_name
-from umbel.wire.tasks import OutgoingTask, write_task, write_task_v1
 from umbel.wire.times import format_time
 
 if TYPE_CHECKING:
     from umbel.app.task import Task
     from umbel.app.umbel import Umbel
 
-# Task attributes that act as calling options when the caller does not give them.
-TASK_DEFAULTS = (
-    "queue",
-    "exchange",
-    "routing_key",
-    "priority",
-    "serializer",
-    "compression",
-    "expires",
-    "delivery_mode",
-)
 # RabbitMQ keeps a message's lifetime in 32 bits of milliseconds and closes the channel over more;
 # what lives longer is left to the worker, which reads the `expires` header.
 EXPIRATION_MAX_S = 2**32 // 1000 - 1
+_TIMES: Final = frozenset({"countdown", "eta", "expires"})
+_LINKS: Final = frozenset({"link", "link_error", "chain", "chord"})
+_STAMPS: Final = frozenset({"stamped_headers", "stamps"})
+# Options that are header fields as they are, unless they say nothing.
+_FIELDS: Final = {
+    "group_id": "group",
+    "group_index": "group_index",
+    "retries": "retries",
+    "replaced_task_nesting": "replaced_task_nesting",
+}
+_PATIENCE: Final = frozenset({"retry", "retry_policy"})
+_RARE: Final = frozenset({*_TIMES, *_STAMPS, *_FIELDS})
 KNOWN_OPTIONS = frozenset(
     {
-        *TASK_DEFAULTS, "add_to_parent", "argsrepr", "chain", "chord", "correlation_id",
-        "countdown", "eta", "exchange_type", "group_id", "group_index", "headers",
-        "ignore_result", "kwargsrepr", "link", "link_error", "origin", "parent_id",
-        "replaced_task_nesting", "reply_to", "retries", "retry", "retry_policy", "root_id",
-        "shadow", "soft_time_limit", "stamped_headers", "stamps", "task_id", "time_limit",
-        "timelimit",
+        *STEERING, *_RARE, *_LINKS, *_PATIENCE, "add_to_parent", "argsrepr", "correlation_id",
+        "headers", "kwargsrepr", "origin", "parent_id", "reply_to", "root_id", "task_id",
     }
 )  # fmt: skip
 
@@ -57,9 +58,9 @@ class Call(NamedTuple):
     """A message that is ready to be sent."""
 
     id: str
-    message: OutgoingTask
+    message: Parcel
     destination: Destination
-    policy: RetryPolicy
+    policy: RetryPolicy | None  # None: as the settings say
     ignore_result: bool
     parent_id: str | None
     name: str
@@ -71,89 +72,83 @@ def origin() -> str:
 
 
 def prepare(
-    app: Umbel, name: str, args: Any, kwargs: Any, options: Mapping[str, Any], task: Task | None
+    app: Umbel,
+    name: str,
+    args: Any,
+    kwargs: Any,
+    options: Mapping[str, Any],
+    task: Task | None,
+    ignore_result: bool | None = None,
 ) -> Call:
-    """Turn one call into a message; raises before anything is sent if an option is wrong."""
-    conf = app.conf
+    """Turn one call into a message; raises before anything is sent if an option is wrong.
+
+    `ignore_result` is for options that say nothing of it; None on the wire lets the worker's task
+    decide.
+    """
     args = () if args is None else args
     kwargs = {} if kwargs is None else kwargs
     if not options.keys() <= KNOWN_OPTIONS:
         _check_spelling(name, options)
-    chosen = _merge(app, name, args, kwargs, dict(options), task)
-    destination = app.router.destination(chosen)
-    ids = _lineage(name, chosen)
-    now = app.now()
-    eta = _eta(app, name, chosen, now)
-    if eta is not None:
-        destination = app.router.delayed(destination, (eta - now).total_seconds(), app.write_url)
-    expires, expires_in_s = _expires(app, name, chosen.get("expires"), now)
-    # None on the wire: the worker's task decides.
-    ignore_result = chosen.get("ignore_result")
-    ignored = task.ignores_result if ignore_result is None and task is not None else ignore_result
-    hard, soft = _limits(name, chosen)
-    fields: dict[str, Any] = {
-        "name": name,
-        "id": ids["id"],
-        "args": args,
-        "kwargs": kwargs,
-        "serializer": chosen.get("serializer") or conf.task_serializer,
-        "compression": chosen.get("compression") or conf.task_compression,
-        "eta": format_time(eta) if eta is not None else None,
-        "expires": expires,
-        "expires_in_s": expires_in_s,
-        "retries": chosen.get("retries") or 0,
-        "group_id": chosen.get("group_id"),
-        "group_index": chosen.get("group_index"),
-        "time_limit": hard,
-        "soft_time_limit": soft,
-        "reply_to": chosen.get("reply_to") or app.reply_to,
-        "priority": _priority(app, name, chosen),
-        "delivery_mode": destination.delivery_mode,
-        "callbacks": _signatures(chosen.get("link")),
-        "errbacks": _signatures(chosen.get("link_error")),
-        "chord": chosen.get("chord"),
-        "headers": chosen.get("headers"),
-    }
-    if conf.task_protocol == 1:
-        fields["callbacks"] = _with_chain(app, fields["callbacks"], chosen.get("chain"))
-        message = write_task_v1(**fields)
-    else:
-        rules = by_name(conf.task_redact_names) if task is None else task.redaction
-        argsrepr, kwargsrepr = chosen.get("argsrepr"), chosen.get("kwargsrepr")
-        message = write_task(
-            **fields,
-            root_id=ids["root_id"],
-            parent_id=ids["parent_id"],
-            shadow=chosen.get("shadow"),
-            argsrepr=rules.args_repr(args) if argsrepr is None else argsrepr,
-            kwargsrepr=rules.kwargs_repr(kwargs) if kwargsrepr is None else kwargsrepr,
-            origin=app.origin,
-            ignore_result=ignore_result,
-            replaced_task_nesting=chosen.get("replaced_task_nesting") or 0,
-            stamped_headers=chosen.get("stamped_headers"),
-            stamps=stamps_of(chosen),
-            chain=chosen.get("chain"),
-            clock=app.clock.forward(),
-            sent_ms=time.time_ns() // 1_000_000,
-        )
-    enabled = chosen.get("retry")
-    policy = RetryPolicy(
-        {**conf.task_publish_retry_policy, **(chosen.get("retry_policy") or {})},
-        conf.task_publish_retry if enabled is None else bool(enabled),
+    form = app.forms.find(name, args, kwargs, options, task, ignore_result)
+    if form.more:
+        options = {**form.more, **{n: v for n, v in options.items() if v is not None}}
+    get = options.get
+    task_id, root_id, parent_id = _lineage(name, options)
+    is_usual = _RARE.isdisjoint(options)
+    times = form.times if is_usual else _times(app, name, options, form.times)
+    properties = properties_of(
+        task_id,
+        get("reply_to") or app.reply_to,
+        _callers_priority(app, name) if form.priority is None else form.priority,
+        form.delivery_mode,
+        times.expires_in_s,
     )
-    return Call(ids["id"], message, destination, policy, bool(ignored), ids["parent_id"], name)
+    if app.conf.task_protocol == 1:
+        message = _write_v1(app, name, args, kwargs, options, form, times, properties)
+    else:
+        rules = by_name(app.conf.task_redact_names) if task is None else task.redaction
+        argsrepr, kwargsrepr = get("argsrepr"), get("kwargsrepr")
+        own: dict[str, Any] = {
+            "id": task_id,
+            "root_id": root_id,
+            "argsrepr": rules.args_repr(args) if argsrepr is None else argsrepr,
+            "kwargsrepr": rules.kwargs_repr(kwargs) if kwargsrepr is None else kwargsrepr,
+            "umbel_clock": app.clock.forward(),
+            "umbel_sent": time_ns() // 1_000_000,
+        }
+        if parent_id is not None:
+            own["parent_id"] = parent_id
+        if not is_usual:
+            _add_fields(own, options, times)
+        embed = None if _LINKS.isdisjoint(options) else _embed(options)
+        message = form.writer.write(own, args, kwargs, properties, embed, get("headers"))
+    if times.destination is not form.times.destination:
+        to = times.destination
+        message = message._replace(exchange=to.exchange, routing_key=to.routing_key)
+    ignored = form.ignore_result
+    if ignored is None and task is not None:
+        ignored = task.ignores_result
+    is_patient_as_usual = _PATIENCE.isdisjoint(options)
+    policy = None if is_patient_as_usual else _own_policy(app, options)
+    return Call(task_id, message, times.destination, policy, bool(ignored), parent_id, name)
 
 
 def prepare_signature(app: Umbel, sig: Mapping[str, Any]) -> Call:
     """Turn a plain signature into a message, its arguments checked."""
-    task = app.tasks.get(sig["task"])
-    args, kwargs = sig["args"] or (), sig["kwargs"] or {}
-    if task is not None and task.typing:
+    return prepare_checked(app, sig["task"], sig["args"], sig["kwargs"], sig["options"] or {})
+
+
+def prepare_checked(
+    app: Umbel, name: str, args: Any, kwargs: Any, options: Mapping[str, Any]
+) -> Call:
+    """Turn a call by name into a message, its arguments checked if the task is known here."""
+    task = app.tasks.get(name)
+    args, kwargs = args or (), kwargs or {}
+    if task is None:
+        return prepare(app, name, args, kwargs, options, None)
+    if task.typing:
         task.check_arguments(args, kwargs)
-    options = dict(sig["options"] or {})
-    if task is not None and options.get("ignore_result") is None:
-        options["ignore_result"] = task.ignores_result
-    return prepare(app, sig["task"], args, kwargs, options, task)
+    return prepare(app, name, args, kwargs, options, task, task.ignores_result)
 
 
 def _check_spelling(name: str, options: Mapping[str, Any]) -> None:
@@ -168,44 +163,104 @@ def _check_spelling(name: str, options: Mapping[str, Any]) -> None:
             )
 
 
-def _merge(
-    app: Umbel, name: str, args: Any, kwargs: Any, options: dict[str, Any], task: Task | None
-) -> dict[str, Any]:
-    if task is not None:
-        # A queue that the caller names is the whole address.
-        queued = options.get("queue") is not None
-        for option in TASK_DEFAULTS:
-            if options.get(option) is None and not (queued and option in ADDRESS):
-                value = getattr(task, option, None)
-                if value is not None:
-                    options[option] = value
-        for option in ("time_limit", "soft_time_limit"):
-            if options.get(option) is None:
-                options[option] = getattr(task, option, None)
-    return app.router.options_for(options, name, args, kwargs, task)
-
-
-def _lineage(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    task_id = options.get("task_id") or uuid.uuid4()
-    if isinstance(task_id, uuid.UUID):
+def _lineage(name: str, options: Mapping[str, Any]) -> tuple[str, str, str | None]:
+    """The ids of the call itself, of what began it all, and of what sends it."""
+    task_id = options.get("task_id") or fresh_id()
+    if not isinstance(task_id, str):
+        if not isinstance(task_id, uuid.UUID):
+            raise TypeError(f"task_id={task_id!r} of {name}: give text, or leave it out")
         task_id = str(task_id)
-    elif not isinstance(task_id, str):
-        raise TypeError(f"task_id={task_id!r} of {name}: give text, or leave it out")
     root_id, parent_id = options.get("root_id"), options.get("parent_id")
     caller = current_request()
     if caller is not None and caller.id is not None:
         root_id = root_id or caller.root_id or caller.id
         parent_id = parent_id or caller.id
-    return {"id": task_id, "root_id": root_id or task_id, "parent_id": parent_id}
+    return task_id, root_id or task_id, parent_id
 
 
-def seconds(name: str, option: str, value: Any) -> float:
-    """A delay in seconds from a number or a timedelta."""
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{option}={value!r} of {name}: give seconds as a number, or a timedelta")
-    return float(value)
+def _times(app: Umbel, name: str, options: Mapping[str, Any], usual: Times) -> Times:
+    if _TIMES.isdisjoint(options):
+        return usual
+    now, to = app.now(), usual.destination
+    eta = _eta(app, name, options, now)
+    if eta is not None:
+        to = app.router.delayed(to, (eta - now).total_seconds(), app.write_url)
+    expires, expires_in_s = _expires(app, name, options.get("expires"), now)
+    return Times(to, format_time(eta) if eta is not None else None, expires, expires_in_s)
+
+
+def _add_fields(own: dict[str, Any], options: Mapping[str, Any], times: Times) -> None:
+    """Add the header fields that few calls have."""
+    if times.eta is not None:
+        own["eta"] = times.eta
+    if times.expires is not None:
+        own["expires"] = times.expires
+    for option, field in _FIELDS.items():
+        value = options.get(option)
+        if value is not None:
+            own[field] = value
+    if not _STAMPS.isdisjoint(options):
+        stamped = options.get("stamped_headers")
+        own["stamped_headers"] = None if stamped is None else list(stamped)
+        own["stamps"] = stamps_of(options)
+
+
+def _embed(options: Mapping[str, Any]) -> dict[str, Any]:
+    get = options.get
+    return {
+        "callbacks": _signatures(get("link")),
+        "errbacks": _signatures(get("link_error")),
+        "chain": get("chain"),
+        "chord": get("chord"),
+    }
+
+
+def _write_v1(
+    app: Umbel,
+    name: str,
+    args: Any,
+    kwargs: Any,
+    options: Mapping[str, Any],
+    form: Form,
+    times: Times,
+    properties: dict[str, Any],
+) -> Parcel:
+    embed = _embed(options)
+    message = write_task_v1(
+        name=name,
+        id=properties["correlation_id"],
+        args=args,
+        kwargs=kwargs,
+        serializer=form.serializer,
+        compression=form.compression,
+        eta=times.eta,
+        expires=times.expires,
+        group_id=options.get("group_id"),
+        group_index=options.get("group_index"),
+        retries=options.get("retries") or 0,
+        time_limit=form.time_limit,
+        soft_time_limit=form.soft_time_limit,
+        callbacks=_with_chain(app, embed["callbacks"], embed["chain"]),
+        errbacks=embed["errbacks"],
+        chord=embed["chord"],
+        headers=options.get("headers"),
+    )
+    exchange, routing_key = form.writer.address
+    return message._replace(properties=properties, exchange=exchange, routing_key=routing_key)
+
+
+def _own_policy(app: Umbel, options: Mapping[str, Any]) -> RetryPolicy:
+    conf, enabled = app.conf, options.get("retry")
+    return RetryPolicy(
+        {**conf.task_publish_retry_policy, **(options.get("retry_policy") or {})},
+        conf.task_publish_retry if enabled is None else bool(enabled),
+    )
+
+
+def _callers_priority(app: Umbel, name: str) -> int:
+    caller = current_request()
+    inherited = None if caller is None else (caller.delivery_info or {}).get("priority")
+    return checked_priority(app, name, inherited)
 
 
 def _later(name: str, option: str, now: datetime, delay_s: float) -> datetime:
@@ -250,41 +305,12 @@ def _expires(app: Umbel, name: str, expires: Any, now: datetime) -> tuple[str | 
     return format_time(moment), left_s if left_s <= EXPIRATION_MAX_S else None
 
 
-def _limits(name: str, options: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    if options.get("timelimit"):
-        hard, soft = options["timelimit"]
-    else:
-        hard, soft = options.get("time_limit"), options.get("soft_time_limit")
-    for option, limit in (("time_limit", hard), ("soft_time_limit", soft)):
-        if limit is not None and seconds(name, option, limit) < 0:
-            raise ValueError(f"{option}={limit!r} of {name}: it can not be negative")
-    return (
-        hard.total_seconds() if isinstance(hard, timedelta) else hard,
-        soft.total_seconds() if isinstance(soft, timedelta) else soft,
-    )
-
-
 def stamps_of(options: Mapping[str, Any]) -> dict[str, Any]:
     """The stamps among the options, by name."""
     names = options.get("stamped_headers") or ()
     stamps = dict(options.get("stamps") or {})
     stamps.update({name: options[name] for name in names if name in options})
     return stamps
-
-
-def _priority(app: Umbel, name: str, options: Mapping[str, Any]) -> int:
-    priority = options.get("priority")
-    if priority is None and app.conf.task_inherit_parent_priority:
-        caller = current_request()
-        if caller is not None:
-            priority = (caller.delivery_info or {}).get("priority")
-    if priority is None:
-        priority = app.conf.task_default_priority
-    if priority is None:
-        return 0
-    if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= 255:
-        raise ValueError(f"priority={priority!r} of {name}: give a whole number from 0 to 255")
-    return priority
 
 
 def _with_chain(app: Umbel, callbacks: list[Any] | None, chain: Any) -> list[Any] | None:

@@ -4,36 +4,46 @@ A link is a connection with its channel and what has been declared on it. Publis
 link and gives it back; a link that failed is thrown away and the message is tried on a fresh
 one as the retry policy says. When the policy is exhausted the caller gets
 `kombu.exceptions.OperationalError`, as with Celery, and knows that the message was not sent,
-or, for a connection that broke in the middle, may have been sent once.
+or, for a connection that broke in the middle, may have been sent once. Of a batch the error says
+how much was surely sent, and a further try goes on from there.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kombu import Connection, Producer
+from kombu import Connection
 from kombu.exceptions import OperationalError
 
 from umbel.app.events.outlet import event_exchange, publish_events
 from umbel.app.routes import Destination
-from umbel.broker import batches, delayed
+from umbel.broker import delayed
 from umbel.broker.batches import Parcel
 from umbel.broker.connections import driver, hang_up, masked
+from umbel.broker.outlets import outlet_for
 
 if TYPE_CHECKING:
     from umbel.app.umbel import Umbel
     from umbel.wire.events import Event
-    from umbel.wire.tasks import OutgoingTask
 
 logger = logging.getLogger(__name__)
 
 # So many events of sent tasks go into one message.
 EVENTS_MAX = 500
+
+
+class BatchNotSent(OperationalError):
+    """A batch was not sent to its end; the first `sent` of its `total` messages surely were."""
+
+    def __init__(self, why: str, sent: int, total: int) -> None:
+        super().__init__(
+            f"{why}; of {total} messages the first {sent} were sent, those after them may have been"
+        )
+        self.sent, self.total = sent, total
 
 
 class RetryPolicy:
@@ -65,7 +75,8 @@ class Link:
             others = max(len(connection.alt) - 1, 0)
             connection.ensure_connection(max_retries=others, interval_start=0, interval_step=0)
             self.channel = connection.default_channel
-            self.producer = Producer(self.channel, auto_declare=False)
+            self.outlet = outlet_for(self.channel, driver(connection))
+            self.producer = self.outlet.producer
         except BaseException:
             self.close()
             raise
@@ -111,17 +122,16 @@ class Publisher:
 
     def send(
         self,
-        message: OutgoingTask,
+        parcel: Parcel,
         to: Destination,
         policy: RetryPolicy,
         events: Sequence[Event] = (),
     ) -> None:
         """Publish one message, and then the events that tell of it."""
-        parcel = parcel_for(message, to)
 
         def publish(link: Link) -> None:
             link.declare(to)
-            batches.publish_one(link.producer, parcel)
+            link.outlet.publish_one(parcel)
             if events:
                 self._tell(link, events)
 
@@ -129,21 +139,35 @@ class Publisher:
 
     def send_many(
         self,
-        messages: Sequence[tuple[OutgoingTask, Destination]],
+        parcels: Sequence[Parcel],
+        places: Iterable[Destination],
         policy: RetryPolicy,
         events: Sequence[Event] = (),
     ) -> None:
-        """Publish all messages, in order, in as few round trips as the broker allows."""
-        parcels = [parcel_for(message, to) for message, to in messages]
+        """Publish all `parcels`, in order, in as few round trips as the broker allows.
+
+        `places` are where they go, each of them once.
+        Raises `BatchNotSent` when the broker can not be reached to the end.
+        """
+        sent = 0
 
         def publish(link: Link) -> None:
-            for _, to in messages:
+            nonlocal sent
+            for to in places:
                 link.declare(to)
-            batches.publish(link.producer, parcels)
+            before = sent
+            for count in link.outlet.publish(parcels[before:] if before else parcels):
+                sent = before + count
             for start in range(0, len(events), EVENTS_MAX):
                 self._tell(link, events[start : start + EVENTS_MAX])
 
-        self._with_link(publish, policy)
+        try:
+            self._with_link(publish, policy)
+        except OperationalError as exc:
+            raise BatchNotSent(str(exc), sent, len(parcels)) from exc.__cause__
+        except BaseException as exc:
+            exc.add_note(f"{sent} of {len(parcels)} messages had been sent")
+            raise
 
     def _tell(self, link: Link, events: Sequence[Event]) -> None:
         """The tasks are sent: that the events are not must not make it look otherwise."""
@@ -182,9 +206,14 @@ class Publisher:
         while True:
             used = False
             try:
-                with self._borrow() as link:
+                link = self._take()
+                try:
                     used, link.used = link.used, True
                     work(link)
+                except BaseException:
+                    self._discard(link)
+                    raise
+                self._give_back(link)
                 return
             except self._recoverable() as exc:
                 self._drop_idle()
@@ -214,16 +243,6 @@ class Publisher:
             self._app.write_url
         ).channel_errors
         return errors
-
-    @contextlib.contextmanager
-    def _borrow(self) -> Iterator[Link]:
-        link = self._take()
-        try:
-            yield link
-        except BaseException:
-            self._discard(link)
-            raise
-        self._give_back(link)
 
     def _take(self) -> Link:
         with self._changed:
@@ -258,16 +277,3 @@ class Publisher:
         with self._changed:
             self._open -= 1
             self._changed.notify()
-
-
-def parcel_for(message: OutgoingTask, to: Destination) -> Parcel:
-    """The message with its address."""
-    return Parcel(
-        message.body,
-        message.headers,
-        message.properties,
-        message.content_type,
-        message.content_encoding,
-        to.exchange,
-        to.routing_key,
-    )

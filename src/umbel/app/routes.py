@@ -47,6 +47,14 @@ class Destination(NamedTuple):
     delay_kind: str = ""  # of the queues that delay it on the broker, where they do
 
 
+class _Read(NamedTuple):
+    """What was made of the setting `task_routes`."""
+
+    given: Any
+    sources: list[RouteSource]
+    is_table: bool
+
+
 class Queues(dict[str, Queue]):
     """The queues of one application; `consume_from` is the selection of a worker.
 
@@ -59,6 +67,7 @@ class Queues(dict[str, Queue]):
         self._conf = conf
         self._aliases: dict[str, Queue] = {}
         self._sent_to: set[str] = set()
+        self.revision = 0  # of what is in here; grows with every change
         self.consume_from: dict[str, Queue] | None = None
         declared: Iterable[Any] = conf.task_queues or ()
         items = declared.items() if isinstance(declared, Mapping) else ((None, q) for q in declared)
@@ -66,6 +75,14 @@ class Queues(dict[str, Queue]):
             self.add(_as_queue(name, queue))
         if not self:
             self.add(self.make(conf.task_default_queue))
+
+    def __setitem__(self, name: str, queue: Queue) -> None:
+        super().__setitem__(name, queue)
+        self.revision += 1
+
+    def __delitem__(self, name: str) -> None:
+        super().__delitem__(name)
+        self.revision += 1
 
     def make(self, name: str) -> Queue:
         """A queue that nobody declared: durable, bound to a direct exchange of its own."""
@@ -174,16 +191,21 @@ class Router:
     def __init__(self, conf: Conf, queues: Queues) -> None:
         self._conf = conf
         self._queues = queues
-        self._read: tuple[Any, list[RouteSource]] = (None, [])
+        self._read = _Read(None, [], True)
 
-    def _sources(self) -> list[RouteSource]:
-        # Settings may change after the first message; what was read of them is kept as one pair.
-        routes, sources = self._read
-        if routes is not self._conf.task_routes:
-            routes = self._conf.task_routes
-            sources = [_as_source(route) for route in _as_list(routes)]
-            self._read = (routes, sources)
-        return sources
+    def _routes(self) -> _Read:
+        # Settings may change after the first message; what was read of them is kept as one value.
+        read, given = self._read, self._conf.task_routes
+        if read.given is not given:
+            routes = [_loaded(route) for route in _as_list(given)]
+            is_table = all(isinstance(route, Mapping) for route in routes)
+            read = self._read = _Read(given, [_as_source(route) for route in routes], is_table)
+        return read
+
+    @property
+    def is_table(self) -> bool:
+        """Whether the routes look at nothing but the names of tasks."""
+        return self._routes().is_table
 
     def options_for(
         self, options: dict[str, Any], name: str, args: Any, kwargs: Any, task: Any
@@ -192,7 +214,7 @@ class Router:
 
         Where the caller named the destination a route says only the rest: priority, serializer.
         """
-        for source in self._sources():
+        for source in self._routes().sources:
             route = source(name, args, kwargs, options, task=task)
             if route is not None:
                 found = {"queue": route} if isinstance(route, str) else dict(route)
@@ -297,11 +319,15 @@ def _as_list(routes: Any) -> list[Any]:
     return list(routes) if isinstance(routes, (list, tuple)) else [routes]
 
 
+def _loaded(route: Any) -> Any:
+    while isinstance(route, str):
+        route = _load(route)
+    return route
+
+
 def _as_source(route: Any) -> RouteSource:
     if isinstance(route, Mapping):
         return _map_source(route)
-    if isinstance(route, str):
-        return _as_source(_load(route))
     if hasattr(route, "route_for_task"):
         method = (route() if isinstance(route, type) else route).route_for_task
         return lambda name, args, kwargs, options, task=None: method(name, args, kwargs)

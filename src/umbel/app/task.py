@@ -15,17 +15,19 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from umbel.app.canvas.signature import Signature
 from umbel.app.context import Context, current_frame, current_request
 from umbel.exceptions import ImproperlyConfigured, MaxRetriesExceededError, Retry
 from umbel.wire.redaction import Redaction, Switch
 
 if TYPE_CHECKING:
-    from umbel.app.canvas import Signature
     from umbel.app.results import AsyncResult, EagerResult
     from umbel.app.results.backend import Backend
     from umbel.app.umbel import Umbel
 
 _DIRECT = Context()
+# So many ways to call one task are remembered as right.
+SHAPES_MAX = 64
 
 
 class Task:
@@ -100,7 +102,8 @@ class Task:
     @property
     def ignores_result(self) -> bool:
         """Whether no result is kept."""
-        return bool(self.option("ignore_result", "task_ignore_result"))
+        own = self.ignore_result  # asked for every call
+        return bool(self.app.conf.task_ignore_result if own is None else own)
 
     @property
     def request(self) -> Context:
@@ -148,10 +151,22 @@ class Task:
 
     def check_arguments(self, args: Any, kwargs: Any) -> None:
         """Raise TypeError when the body can not be called with these arguments."""
+        # How many there are and what they are called decides, whatever their values.
+        plain = type(args) in (tuple, list) and type(kwargs) is dict
+        shape = (len(args), *kwargs) if plain else None
+        if shape in self._shapes:
+            return
         try:
             self.parameters.bind(*args, **kwargs)
         except TypeError as exc:
             raise TypeError(f"{self.name}{self.parameters}: {exc}") from None
+        if shape is not None and len(self._shapes) < SHAPES_MAX:
+            self._shapes.add(shape)
+
+    @cached_property
+    def _shapes(self) -> set[tuple[Any, ...]]:
+        """Of arguments that were found to fit."""
+        return set()
 
     # -- calling -----------------------------------------------------------------------
 
@@ -182,9 +197,7 @@ class Task:
             self.check_arguments(args or (), kwargs or {})
         if self.app.conf.task_always_eager:
             return self.apply(args, kwargs, **options)
-        if options.get("ignore_result") is None:
-            options["ignore_result"] = self.ignores_result
-        return self.app.send(self.name, args, kwargs, options, self)
+        return self.app.send(self.name, args, kwargs, options, self, self.ignores_result)
 
     def apply(
         self,
@@ -214,7 +227,7 @@ class Task:
     def signature(self, args: Any = None, *more: Any, **options: Any) -> Signature:
         """A call that is not made yet."""
         options.setdefault("app", self.app)
-        return self.app.signature(self.name, args, *more, **options)
+        return Signature(self.name, args, *more, **options)
 
     subtask = signature
 

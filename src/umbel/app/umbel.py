@@ -20,12 +20,16 @@ from kombu import Connection
 from tzlocal import get_localzone
 
 from umbel.app import calls, current
+from umbel.app.canvas import Signature, chunks, signature
+from umbel.app.canvas.plan import Plan
 from umbel.app.commands import Commands
 from umbel.app.conf import Conf
 from umbel.app.declaring import adopt, make_task, register
+from umbel.app.forms import Forms
 from umbel.app.modules import ModuleLoader
 from umbel.app.publish import Publisher
 from umbel.app.registry import TaskRegistry
+from umbel.app.results import AsyncResult, GroupResult
 from umbel.app.routes import Queues, Router
 from umbel.app.task import Task, add_to_caller
 from umbel.broker.connections import connect, is_embedded
@@ -35,10 +39,8 @@ from umbel.wire.content import accept_set
 from umbel.wire.limits import Limits
 
 if TYPE_CHECKING:
-    from umbel.app.canvas import Signature
     from umbel.app.control import Control
     from umbel.app.events import Events
-    from umbel.app.results import AsyncResult, GroupResult
     from umbel.app.results.backend import Backend
 
 
@@ -227,14 +229,21 @@ class Umbel:
         return self.send(name, args, kwargs, options, self.tasks.get(name))
 
     def send(
-        self, name: str, args: Any, kwargs: Any, options: Mapping[str, Any], task: Task | None
+        self,
+        name: str,
+        args: Any,
+        kwargs: Any,
+        options: Mapping[str, Any],
+        task: Task | None,
+        ignore_result: bool | None = None,
     ) -> AsyncResult:
         """Send one call: what `apply_async` and `send_task` come down to."""
-        call = calls.prepare(self, name, args, kwargs, options, task)
+        call = calls.prepare(self, name, args, kwargs, options, task, ignore_result)
         if not call.ignore_result:
             self.backend.before_send((call.id,))
-        self.publisher.send(call.message, call.destination, call.policy, self._sent((call,)))
-        result = self.AsyncResult(call.id)
+        policy = call.policy or self.forms.policy()
+        self.publisher.send(call.message, call.destination, policy, self._sent((call,)))
+        result = AsyncResult(call.id, None, self)
         result.ignored = call.ignore_result
         if options.get("add_to_parent", True):
             add_to_caller(result)
@@ -245,15 +254,15 @@ class Umbel:
 
         All messages are encoded before the first goes out, so that a bad argument sends nothing.
         """
-        from umbel.app.canvas import chunks, signature
-        from umbel.app.canvas.plan import Plan
-
         chosen = [signature(one, app=self) for one in signatures]
         chosen = [one.group() if isinstance(one, chunks) else one for one in chosen]
         if self.conf.task_always_eager:
             return [one.apply_async() for one in chosen]
         plan = Plan(self)
-        planned = [one.clone().plan(plan, (), {}, {}) for one in chosen]
+        # A plain call is left as it is when it is planned; the parts of a composition are not.
+        planned = [
+            (one.clone() if one["subtask_type"] else one).plan(plan, (), {}, {}) for one in chosen
+        ]
         plan.carry_out()
         for one, (_, first) in zip(chosen, planned, strict=True):
             if one.options.get("add_to_parent", True):
@@ -267,29 +276,25 @@ class Umbel:
         kept = [call.id for call in batch if not call.ignore_result]
         if kept:
             self.backend.before_send(kept)
-        messages = [(call.message, call.destination) for call in batch]
-        self.publisher.send_many(messages, batch[0].policy, self._sent(batch))
+        parcels = [call.message for call in batch]
+        places = {id(call.destination): call.destination for call in batch}.values()
+        policy = batch[0].policy or self.forms.policy()
+        self.publisher.send_many(parcels, places, policy, self._sent(batch))
 
     def _sent(self, batch: Sequence[calls.Call]) -> list[dict[str, Any]]:
         return self.events.sent(batch) if self.conf.task_send_sent_event else []
 
     def signature(self, *args: Any, **kwargs: Any) -> Signature:
         """A call that is not made yet; see `umbel.signature`."""
-        from umbel.app.canvas import signature
-
         kwargs["app"] = self
         return signature(*args, **kwargs)
 
     def AsyncResult(self, id: str, **options: Any) -> AsyncResult:  # noqa: A002
         """A handle on the result of the task `id`."""
-        from umbel.app.results import AsyncResult
-
         return AsyncResult(id, app=self, **options)
 
     def GroupResult(self, id: str, results: Any = None, **options: Any) -> GroupResult:  # noqa: A002
         """A handle on the results of a group."""
-        from umbel.app.results import GroupResult
-
         return GroupResult(id, results, app=self, **options)
 
     # -- what is made on first use -----------------------------------------------------
@@ -314,6 +319,12 @@ class Umbel:
         """Where tasks go."""
         router: Router = self._once("router", lambda: Router(self.conf, self.queues))
         return router
+
+    @property
+    def forms(self) -> Forms:
+        """What calls have in common."""
+        forms: Forms = self._once("forms", lambda: Forms(self))
+        return forms
 
     @property
     def publisher(self) -> Publisher:

@@ -7,7 +7,8 @@ the I/O and says what time it is.
 - `limits`       the caps on what we read, and `Refusal`, the one error that reading raises
 - `content`      json, msgpack and yaml, and which of them are accepted; pickle never is
 - `compression`  the methods of the `compression` header, with a bound on what comes out
-- `tasks`        task messages: protocol 2, protocol 1, and the mixture of both
+- `tasks`        task messages, read: protocol 2, protocol 1, and the mixture of both
+- `outgoing`     task messages, written
 - `signatures`   the dictionaries that describe a call inside callbacks, chains and chords
 - `results`      the document stored for a task, and the parts of a chord
 - `failures`     exceptions as stored results, and back, without importing anything

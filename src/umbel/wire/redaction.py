@@ -73,6 +73,9 @@ _WORD_ENDS: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])
 _NAMES_REMEMBERED_MAX: Final = 10_000
 _NAME_CHARS_REMEMBERED_MAX: Final = 128
 _FEW: Final = 32
+_SHORT: Final = 256
+_SHOWN: Final = 2**64
+_SCALARS: Final = frozenset({float, bool, type(None)})
 _ROUND: Final = str.maketrans("[]", "()")
 _CUT: Final = "..."
 _STEM_CHARS_MIN: Final = 64
@@ -110,11 +113,26 @@ class Redaction:
 
     def args_repr(self, args: Any) -> str:
         """The text of positional arguments."""
+        if not self.hides_places and type(args) is tuple and len(args) <= _FEW:
+            for item in args:  # the usual ones, which are looked at once
+                kind = type(item)
+                if kind is str:
+                    if len(item) > _SHORT:
+                        break
+                elif kind is int:
+                    if not -_SHOWN < item < _SHOWN:
+                        break
+                elif kind not in _SCALARS:
+                    break
+            else:
+                text = repr(args)
+                if len(text) <= CHARS_MAX:
+                    return text
         return self._text(args, HIDDEN_ARGS)[0]
 
     def kwargs_repr(self, kwargs: Any) -> str:
         """The text of keyword arguments."""
-        return self._text(kwargs, HIDDEN_KWARGS)[0]
+        return "{}" if type(kwargs) is dict and not kwargs else self._text(kwargs, HIDDEN_KWARGS)[0]
 
     def event_reprs(
         self, header: Header, open_body: Callable[[], tuple[Any, Any]]
@@ -164,7 +182,10 @@ class Redaction:
             return True
         if self.hides_places or type(value) not in _SEQUENCES or len(value) > _FEW:
             return False
-        return all(type(item) in _PLAIN for item in value)
+        for item in value:  # noqa: SIM110 - a generator costs more than the walk
+            if type(item) not in _PLAIN:
+                return False
+        return True
 
     def _suspects(self, header: Header, args: str, kwargs: str) -> bool:
         """Whether these texts of a peer may tell a secret."""

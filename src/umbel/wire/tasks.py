@@ -1,4 +1,4 @@
-"""Task messages, read into typed values and written for any peer.
+"""Task messages, read into typed values; `wire.outgoing` writes them.
 
 Protocol 2 keeps what a worker needs before running a task in the headers, and the arguments in
 a body `[args, kwargs, embed]` that can be decoded later, in another process. Protocol 1 has no
@@ -8,20 +8,18 @@ then the body fills in what the headers leave out.
 Reading checks every field that we act on. A null stands for an absent value wherever there is a
 default, as clients in other languages send it. A message that does not fit is a `Refusal` that
 names the field and its value; nothing is guessed and nothing is half read.
-
-Writing always produces every field that peers expect.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final
 
 import msgspec
 
-from umbel.wire.compression import compress, decompress
-from umbel.wire.content import as_bytes, decode, encode, ensure_accepted
+from umbel.wire.compression import decompress
+from umbel.wire.content import as_bytes, decode, ensure_accepted
 from umbel.wire.limits import DEFAULT_LIMITS, INVALID_TASK, UNKNOWN_MESSAGE, Limits, Refusal
 from umbel.wire.redaction import redacted_repr
 from umbel.wire.reprs import safe_repr
@@ -74,16 +72,6 @@ class TaskBody(msgspec.Struct):
     chain: list[dict[str, Any]] | None = None  # reversed: the next step is last
     chord: dict[str, Any] | None = None
     hybrid: dict[str, Any] | None = None  # the whole mapping, for `hybrid_header`
-
-
-class OutgoingTask(NamedTuple):
-    """A task message ready to publish; `properties` are those of the message itself."""
-
-    headers: dict[str, Any]
-    properties: dict[str, Any]
-    body: bytes
-    content_type: str
-    content_encoding: str
 
 
 HEADER_FIELDS: Final[frozenset[str]] = frozenset(TaskHeader.__struct_fields__)
@@ -188,138 +176,6 @@ def read_v1(decoded: Any) -> tuple[TaskHeader, TaskBody]:
     return read_header(fields), body
 
 
-def write_task(
-    *,
-    name: str,
-    id: str,  # noqa: A002 - the name on the wire
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    serializer: str = "json",
-    compression: str | None = None,
-    eta: str | None = None,
-    expires: str | None = None,
-    expires_in_s: float | None = None,
-    group_id: str | None = None,
-    group_index: int | None = None,
-    retries: int = 0,
-    time_limit: float | None = None,
-    soft_time_limit: float | None = None,
-    root_id: str | None = None,
-    parent_id: str | None = None,
-    shadow: str | None = None,
-    argsrepr: str | None = None,
-    kwargsrepr: str | None = None,
-    origin: str | None = None,
-    ignore_result: bool | None = None,
-    replaced_task_nesting: int = 0,
-    stamped_headers: Sequence[str] | None = None,
-    stamps: Mapping[str, Any] | None = None,
-    reply_to: str | None = None,
-    priority: int = 0,
-    delivery_mode: int = 2,
-    callbacks: Sequence[Mapping[str, Any]] | None = None,
-    errbacks: Sequence[Mapping[str, Any]] | None = None,
-    chain: Sequence[Mapping[str, Any]] | None = None,
-    chord: Mapping[str, Any] | None = None,
-    headers: Mapping[str, Any] | None = None,
-    clock: int | None = None,
-    sent_ms: int | None = None,
-) -> OutgoingTask:
-    """A protocol 2 message; `headers` are the caller's own and cannot replace the protocol's."""
-    if kwargs is None:
-        kwargs = {}
-    _check_arguments(name, args, kwargs)
-    fields: dict[str, Any] = {
-        "lang": "py",
-        "task": name,
-        "id": id,
-        "shadow": shadow,
-        "eta": eta,
-        "expires": expires,
-        "group": group_id,
-        "group_index": group_index,
-        "retries": retries,
-        "timelimit": [time_limit, soft_time_limit],
-        "root_id": root_id or id,
-        "parent_id": parent_id,
-        "argsrepr": safe_repr(args) if argsrepr is None else argsrepr,
-        "kwargsrepr": safe_repr(kwargs) if kwargsrepr is None else kwargsrepr,
-        "origin": origin,
-        "ignore_result": ignore_result,
-        "replaced_task_nesting": replaced_task_nesting,
-        "stamped_headers": None if stamped_headers is None else list(stamped_headers),
-        "stamps": dict(stamps) if stamps else {},
-    }
-    if clock is not None:
-        fields["umbel_clock"] = clock
-    if sent_ms is not None:
-        fields["umbel_sent"] = sent_ms
-    embed = {"callbacks": callbacks, "errbacks": errbacks, "chain": chain, "chord": chord}
-    body, content_type, content_encoding = encode((args, kwargs, embed), serializer)
-    if compression:
-        body, fields["compression"] = compress(body, compression)
-    if headers:
-        fields = {**headers, **fields}
-    properties = _properties(id, reply_to, priority, delivery_mode, expires_in_s)
-    return OutgoingTask(fields, properties, body, content_type, content_encoding)
-
-
-def write_task_v1(
-    *,
-    name: str,
-    id: str,  # noqa: A002 - the name on the wire
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    serializer: str = "json",
-    compression: str | None = None,
-    eta: str | None = None,
-    expires: str | None = None,
-    expires_in_s: float | None = None,
-    group_id: str | None = None,
-    group_index: int | None = None,
-    retries: int = 0,
-    time_limit: float | None = None,
-    soft_time_limit: float | None = None,
-    reply_to: str | None = None,
-    priority: int = 0,
-    delivery_mode: int = 2,
-    callbacks: Sequence[Mapping[str, Any]] | None = None,
-    errbacks: Sequence[Mapping[str, Any]] | None = None,
-    chord: Mapping[str, Any] | None = None,
-    utc: bool = True,
-    headers: Mapping[str, Any] | None = None,
-) -> OutgoingTask:
-    """A protocol 1 message, for workers that know nothing newer; it cannot carry a chain."""
-    if kwargs is None:
-        kwargs = {}
-    _check_arguments(name, args, kwargs)
-    fields = {
-        "task": name,
-        "id": id,
-        "args": args,
-        "kwargs": kwargs,
-        "group": group_id,
-        "group_index": group_index,
-        "retries": retries,
-        "eta": eta,
-        "expires": expires,
-        "utc": utc,
-        "callbacks": callbacks,
-        "errbacks": errbacks,
-        "timelimit": [time_limit, soft_time_limit],
-        "taskset": group_id,
-        "chord": chord,
-    }
-    own = dict(headers or {})
-    # A `task` header is what tells protocol 2 from 1, so it must not slip in.
-    own.pop("task", None)
-    body, content_type, content_encoding = encode(fields, serializer)
-    if compression:
-        body, own["compression"] = compress(body, compression)
-    properties = _properties(id, reply_to, priority, delivery_mode, expires_in_s)
-    return OutgoingTask(own, properties, body, content_type, content_encoding)
-
-
 def _task_body(args: Any, kwargs: Any, embed: Mapping[str, Any]) -> TaskBody:
     if type(args) is not list:
         raise _invalid("body", "args", "a list", args)
@@ -381,29 +237,3 @@ def _make_utc(fields: dict[str, Any]) -> None:
     for name in ("eta", "expires"):
         if isinstance(fields.get(name), str):
             fields[name] = format_time(parse_time(fields[name], UTC))
-
-
-def _check_arguments(name: str, args: Any, kwargs: Any) -> None:
-    if not isinstance(args, list | tuple):
-        raise TypeError(f"args of task {name!r} must be a list or tuple, got {safe_repr(args, 80)}")
-    if not isinstance(kwargs, Mapping):
-        raise TypeError(f"kwargs of task {name!r} must be a mapping, got {safe_repr(kwargs, 80)}")
-
-
-def _properties(
-    task_id: str,
-    reply_to: str | None,
-    priority: int,
-    delivery_mode: int,
-    expires_in_s: float | None,
-) -> dict[str, Any]:
-    properties: dict[str, Any] = {
-        "correlation_id": task_id,
-        "reply_to": reply_to or "",
-        "delivery_mode": delivery_mode,
-        "priority": priority,
-    }
-    if expires_in_s is not None:
-        # RabbitMQ wants milliseconds as text, and drops at once what has no time left.
-        properties["expiration"] = str(max(0, int(expires_in_s * 1000)))
-    return properties

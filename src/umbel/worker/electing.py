@@ -26,7 +26,6 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 from umbel.app.calls import Call, prepare_signature
-from umbel.app.publish import parcel_for
 from umbel.broker.claims import Claim
 from umbel.broker.registers import Register, register_for
 from umbel.cluster import election as elect
@@ -95,7 +94,6 @@ class Carrier:
     def _prepared(self, signature: Mapping[str, Any]) -> Call:
         try:
             call = prepare_signature(self._app, signature)
-            parcel_for(call.message, call.destination)
         except Exception as exc:  # what options may hold, nobody knows
             raise NotForElection(
                 f"no message can be made of the action: {safe_repr(exc, 300)}"
@@ -127,7 +125,7 @@ class Carrier:
             call = self._call(effect.id, effect.action)
             # The queue must be there: a claim is not repeated for want of it.
             self._app.publisher.run(lambda link: link.declare(call.destination))
-            parcel = parcel_for(call.message, call.destination)
+            parcel = call.message
         return self._use().claim(effect.id, effect.token, parcel=parcel)
 
     def _use(self) -> Register:

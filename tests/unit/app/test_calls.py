@@ -19,6 +19,7 @@ from tests.unit.app.pump import messages, pump, run
 from umbel.app.calls import Call, prepare
 from umbel.app.canvas import chain, chord, group
 from umbel.app.context import Context, Frame, current_frame
+from umbel.app.publish import RetryPolicy
 from umbel.app.umbel import Umbel
 
 
@@ -66,8 +67,9 @@ def taken(app: Umbel) -> list[Any]:
 
 def test_a_plain_call_has_every_header_that_peers_expect(app: Umbel) -> None:
     made = call(app, task_id="the-id")
-    assert time.time() * 1000 - made.message.headers.pop("umbel_sent") < 60_000
-    assert made.message.headers == {
+    headers = made.message.headers
+    assert time.time() * 1000 - headers.pop("umbel_sent") < 60_000
+    assert headers == {
         "lang": "py", "task": "add", "id": "the-id", "shadow": None, "eta": None, "expires": None,
         "group": None, "group_index": None, "retries": 0, "timelimit": [None, None],
         "root_id": "the-id", "parent_id": None, "argsrepr": "(1, 2)", "kwargsrepr": "{}",
@@ -362,12 +364,19 @@ def test_a_call_by_name_takes_the_attributes_of_a_task_that_is_known(app: Umbel)
 
 def test_the_retry_policy_is_the_settings_with_the_callers_changes(app: Umbel) -> None:
     app.conf.task_publish_retry_policy = {"max_retries": 7, "interval_start": 1}
-    policy = call(app, retry_policy={"interval_start": 2}).policy
-    assert (policy.max_retries, policy.start_s) == (7, 2)
-    assert call(app, retry=False).policy.max_retries == 0
+
+    def policy(**options: Any) -> RetryPolicy:
+        return call(app, **options).policy or app.forms.policy()
+
+    changed = policy(retry_policy={"interval_start": 2})
+    assert (changed.max_retries, changed.start_s) == (7, 2)
+    assert policy().start_s == 1
+    assert policy(retry=False).max_retries == 0
+    app.conf.task_publish_retry_policy["interval_start"] = 3  # altered in place
+    assert policy().start_s == 3
     app.conf.task_publish_retry = False
-    assert call(app).policy.max_retries == 0
-    assert call(app, retry=True).policy.max_retries == 7
+    assert policy().max_retries == 0
+    assert policy(retry=True).max_retries == 7
 
 
 # -- calls made inside tasks ---------------------------------------------------------------

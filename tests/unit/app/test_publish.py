@@ -15,6 +15,7 @@ from tests.unit.app.pump import messages
 from umbel.app import publish
 from umbel.app.publish import Link, Publisher, RetryPolicy
 from umbel.app.umbel import Umbel
+from umbel.broker import batches, outlets
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def test_a_message_is_tried_as_often_as_the_policy_says(
         tries.append(1)
         raise ConnectionResetError("gone")
 
-    monkeypatch.setattr(publish.batches, "publish_one", broken)
+    monkeypatch.setattr(batches, "publish_one", broken)
     with pytest.raises(OperationalError, match=r"memory://.* after 3 tries: ConnectionResetError"):
         app.send_task(
             "t", retry_policy={"max_retries": 2, "interval_start": 0.5, "interval_step": 1,
@@ -90,7 +91,7 @@ def test_an_error_that_is_not_the_brokers_is_raised_as_it_is_and_only_once(
         tries.append(1)
         raise LookupError("a mistake of ours")
 
-    monkeypatch.setattr(publish.batches, "publish_one", broken)
+    monkeypatch.setattr(batches, "publish_one", broken)
     with pytest.raises(LookupError, match="a mistake of ours"):
         app.send_task("t")
     assert len(tries) == 1
@@ -217,7 +218,7 @@ def test_a_connection_that_is_made_but_not_usable_is_not_left_open(
         raise OperationalError("no channel")
 
     monkeypatch.setattr(app, "connection", noted)
-    monkeypatch.setattr(publish, "Producer", unusable)
+    monkeypatch.setattr(outlets, "Producer", unusable)
     with pytest.raises(OperationalError, match="no channel"):
         app.send_task("t", retry=False)
     assert not any(connection.connected for connection in made)

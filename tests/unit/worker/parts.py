@@ -6,7 +6,7 @@ import uuid
 from typing import Any
 
 from umbel import Umbel
-from umbel.wire.tasks import write_task
+from umbel.wire.outgoing import write_task
 from umbel.worker.options import WorkerOptions
 from umbel.worker.worker import Worker
 

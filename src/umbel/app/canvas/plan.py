@@ -1,6 +1,6 @@
 """What applying a canvas will do, before any of it is done.
 
-A plan holds the plain messages to publish now, in order, and the chords whose part counts must
+A plan holds the plain calls to publish now, in order, and the chords whose part counts must
 be known to the backend before their first part goes out. `carry_out` is the only place of the
 canvas that does input and output. If a message can not be encoded, or announcing a chord fails,
 nothing has been sent; if publishing fails half-way the chord's keys expire on their own.
@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from umbel.app.calls import prepare_signature
+from umbel.app.calls import prepare_checked
 from umbel.app.context import current_request
 from umbel.exceptions import ImproperlyConfigured
 
@@ -38,10 +38,10 @@ class Planned(NamedTuple):
 
 @dataclass(slots=True)
 class Plan:
-    """The messages and chords of one call of `apply_async`."""
+    """The calls (name, args, kwargs, options) and chords of one `apply_async`."""
 
     app: Umbel
-    messages: list[Signature] = field(default_factory=list)
+    calls: list[tuple[str, Any, Any, dict[str, Any]]] = field(default_factory=list)
     chords: list[ChordStart] = field(default_factory=list)
 
     def carry_out(self) -> None:
@@ -49,7 +49,7 @@ class Plan:
 
         Everything is encoded first: what can not be sent leaves nothing behind.
         """
-        batch = [prepare_signature(self.app, message) for message in self.messages]
+        batch = [prepare_checked(self.app, *call) for call in self.calls]
         backend = self.app.backend
         for start in self.chords:
             if start.structure is not None:

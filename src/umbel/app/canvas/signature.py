@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from umbel.app.canvas.plan import Plan, Planned
 from umbel.app.current import current_app
+from umbel.app.results import AsyncResult
+from umbel.broker.ids import fresh_id
 from umbel.exceptions import NotRegistered
 
 if TYPE_CHECKING:
     from umbel.app.canvas.stamps import StampingVisitor
-    from umbel.app.results import AsyncResult
     from umbel.app.task import Task
     from umbel.app.umbel import Umbel
 
@@ -129,19 +130,27 @@ class Signature(dict[str, Any]):
         return self.type.apply(args, kwargs, **options)
 
     def plan(self, plan: Plan, args: Any, kwargs: Any, options: dict[str, Any]) -> Planned:
-        """Add what must be sent for this call to `plan`; changes self, so give it a copy."""
+        """Add what must be sent for this call to `plan`.
+
+        A composition changes itself and its parts, so give it a copy; a plain call does not.
+        """
         args, kwargs, merged = self.merged(args, kwargs, options)
-        self["args"], self["kwargs"], self["options"] = tuple(args), dict(kwargs), merged
-        result = self.freeze()
-        merged["add_to_parent"] = False
-        plan.messages.append(self)
+        task_id = merged.get("task_id")
+        if not task_id:
+            merged["task_id"] = task_id = fresh_id()
+        if "reply_to" not in merged:
+            merged["reply_to"] = plan.app.reply_to
+        plan.calls.append((self["task"], args, kwargs, merged))
+        result = AsyncResult(task_id, None, plan.app)
         return Planned(result, result)
 
     def merged(
         self, args: Any, kwargs: Any, options: Mapping[str, Any]
     ) -> tuple[Any, Any, dict[str, Any]]:
         """Arguments and options of the call with those given now added."""
-        mine = self.options
+        mine = self["options"]
+        if not (args or kwargs or options):
+            return self["args"], self["kwargs"], dict(mine)
         stamped = mine.get("stamped_headers") or ()
         # None means "not given"; a stamp, once set, stays what it is.
         chosen = {

@@ -1,0 +1,78 @@
+"""Messages as they lie in Redis: kombu's layout, written by us.
+
+A message is pushed to the list of its queue and priority step, in an envelope of JSON with the
+body in base64. What kombu's readers find in it is what kombu would have written. The delivery tag
+is a new one for every envelope, also where a message goes to several queues.
+"""
+
+from __future__ import annotations
+
+from binascii import b2a_base64
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+from umbel.broker.ids import fresh_tag
+from umbel.wire.jsontext import EncodeError, dumps_json
+
+if TYPE_CHECKING:
+    from umbel.broker.batches import Parcel
+
+BODY_ENCODING: Final = "base64"
+_FORM: Final = "json"  # of a letterhead: its fields without the closing brace
+
+
+def envelope(parcel: Parcel) -> bytes:
+    """The text of a message, as it is pushed; raises `EncodeError` for what has no JSON form."""
+    return b'{"body":"%b",%b,"headers":%b,"properties":%b}' % (
+        b2a_base64(parcel.body, newline=False),
+        _content(parcel.content_type, parcel.content_encoding),
+        _headers(parcel),
+        _properties(parcel),
+    )
+
+
+@lru_cache(maxsize=64)
+def _content(content_type: str, content_encoding: str) -> bytes:
+    said = {"content-encoding": content_encoding, "content-type": content_type}
+    return dumps_json(said)[1:-1]
+
+
+def _headers(parcel: Parcel) -> bytes:
+    letterhead, own = parcel.letterhead, parcel.own
+    if letterhead is None or not (own and letterhead.headers):
+        return dumps_json(parcel.headers)
+    common = letterhead.forms.get(_FORM)
+    if common is None:
+        common = letterhead.forms[_FORM] = dumps_json(letterhead.headers)[:-1]
+    return b"%b,%b" % (common, dumps_json(own)[1:])
+
+
+def _properties(parcel: Parcel) -> bytes:
+    own = dict(parcel.properties)
+    own["delivery_tag"] = fresh_tag()
+    try:
+        common = _common_properties(
+            parcel.exchange,
+            parcel.routing_key,
+            own.pop("reply_to", None),
+            own.pop("delivery_mode", None),
+            own.pop("priority", None),
+        )
+    except TypeError:  # something that is no key of a dictionary, and no property either
+        raise EncodeError(f"cannot write the properties {parcel.properties!r} as json") from None
+    return b"%b,%b" % (common, dumps_json(own)[1:])
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _common_properties(
+    exchange: str, routing_key: str, reply_to: Any, delivery_mode: Any, priority: Any
+) -> bytes:
+    """What the properties of many messages have in common, without the closing brace."""
+    said = {"reply_to": reply_to, "delivery_mode": delivery_mode}
+    common = {
+        **{name: value for name, value in said.items() if value is not None},
+        "delivery_info": {"exchange": exchange, "routing_key": routing_key},
+        "priority": priority or 0,
+        "body_encoding": BODY_ENCODING,
+    }
+    return dumps_json(common)[:-1]
