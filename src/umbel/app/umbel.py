@@ -403,6 +403,7 @@ class Umbel:
             url or self.read_url,
             directory=self.directory,
             transport_options=transport_options,
+            amqp_transport=conf.broker_amqp_transport,
             **{key: value for key, value in options.items() if value is not None},
         )
 

@@ -8,71 +8,42 @@ which counts as a lost connection: an answer that comes later would be taken for
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from typing import Any
 
 from kombu import Connection
 from kombu.transport import pyamqp
 
-
-class BoundedConnection(pyamqp.Connection):
-    """An AMQP connection whose waits end."""
-
-    def __init__(self, *args: Any, answer_timeout_s: float, **options: Any) -> None:
-        self.answer_timeout_s = answer_timeout_s
-        self.answer_by: float | None = None
-        super().__init__(*args, **options)
-
-    def wait(self, method: Any, *args: Any, **options: Any) -> Any:
-        """Wait for the answer to a method of the connection itself."""
-        return _bounded(self, super().wait, method, *args, **options)
-
-    def blocking_read(self, timeout: float | None = None) -> Any:
-        """Read a frame; not at all when an answer is overdue."""
-        if self.answer_by is not None:
-            left_s = self.answer_by - time.monotonic()
-            if left_s <= 0:
-                raise TimeoutError(f"no answer within {self.answer_timeout_s:g} s")
-            timeout = left_s if timeout is None else min(timeout, left_s)
-        return super().blocking_read(timeout)
-
-
-class BoundedChannel(pyamqp.Channel):
-    """A channel of such a connection."""
-
-    def wait(self, method: Any, *args: Any, **options: Any) -> Any:
-        """Wait for the answer to a method of the channel."""
-        return _bounded(self.connection, super().wait, method, *args, **options)
-
-
-BoundedConnection.Channel = BoundedChannel
-
-
-def _bounded(established: Any, wait: Any, method: Any, *args: Any, **options: Any) -> Any:
-    # Messages are handled while one waits, and may wait for something in turn.
-    if established is None or established.answer_by is not None or options.get("timeout"):
-        return wait(method, *args, **options)
-    established.answer_by = time.monotonic() + established.answer_timeout_s
-    try:
-        return wait(method, *args, **options)
-    finally:
-        established.answer_by = None
+from umbel.broker.amqp.bounded import BoundedConnection
+from umbel.broker.amqp.transport import OURS
 
 
 class PatientConnection(Connection):
     """kombu's connection, whose patience with AMQP brokers has an end."""
 
     answer_timeout_s = 30.0
+    # Ours, or "pyamqp" for kombu's.
+    amqp_transport = "umbel"
+
+    def get_transport_cls(self) -> Any:
+        """Ours for AMQP, unless the other is wanted."""
+        found = super().get_transport_cls()
+        return OURS.get(found, found) if self.amqp_transport == "umbel" else found
 
     def create_transport(self) -> Any:
         """Another one after each change of brokers."""
         transport = super().create_transport()
         if isinstance(transport, pyamqp.Transport):
-            transport.Connection = partial(
-                BoundedConnection, answer_timeout_s=self.answer_timeout_s
-            )
+            ours = isinstance(transport, tuple(OURS.values()))
+            kind = transport.Connection if ours else BoundedConnection
+            transport.Connection = partial(kind, answer_timeout_s=self.answer_timeout_s)
         return transport
+
+    def clone(self, **changes: Any) -> Any:
+        """Another one to the same brokers, as patient and of the same kind."""
+        made = super().clone(**changes)
+        made.answer_timeout_s, made.amqp_transport = self.answer_timeout_s, self.amqp_transport
+        return made
 
 
 def bound(connection: Connection, timeout_s: float) -> None:

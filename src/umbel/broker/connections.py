@@ -114,6 +114,7 @@ def connect(
     *,
     directory: Path | None = None,
     transport_options: Mapping[str, Any] | None = None,
+    amqp_transport: str = "umbel",
     **options: Any,
 ) -> Connection:
     """A new, unopened connection to the first of these brokers that will answer."""
@@ -131,6 +132,7 @@ def connect(
     target: Any = resolved if len(resolved) > 1 else resolved[0]
     made = answers.PatientConnection(target, transport_options=chosen, **options)
     made.answer_timeout_s = answer_timeout_s(options.get("heartbeat"))
+    made.amqp_transport = amqp_transport
     return made
 
 

@@ -1,0 +1,114 @@
+"""Writing the properties of a message, as py-amqp writes them, byte for byte.
+
+Names and whole tables that come again and again are written once: names are kept (`_names`), and
+a caller that knows a part of the headers to be constant gives it written (`table_items`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from io import BytesIO
+from struct import Struct, error
+from typing import Any, Final
+
+from amqp.exceptions import FrameSyntaxError
+from amqp.serialization import _write_item
+
+from umbel.broker.amqp.shapes import OCTET, PROPERTIES, STAMP, TABLE
+
+_LONG, _LONG_LONG, _SHORT = Struct(">I"), Struct(">Q"), Struct(">H")
+_INTEGER = Struct(">ci")
+_TEXT = Struct(">cI")
+_FLAGS: Final = {name: 0x8000 >> number for number, (name, _) in enumerate(PROPERTIES)}
+_INTEGER_MAX: Final = 2**31 - 1
+NAMES_MAX: Final = 1024
+# As they are in a table: each process has few.
+_names: dict[str, bytes] = {}
+
+
+def properties(values: Mapping[str, Any], headers: bytes | None = None) -> bytes:
+    """The flags and the properties of a content header; `headers`, if given, is their table."""
+    flags, parts = 0, []
+    for name, kind in PROPERTIES:
+        value = values.get(name)
+        if kind == TABLE and headers is not None:
+            flags |= _FLAGS[name]
+            parts.append(headers)
+        elif value is not None:
+            flags |= _FLAGS[name]
+            parts.append(_property(name, kind, value))
+    return _SHORT.pack(flags) + b"".join(parts)
+
+
+def _property(name: str, kind: str, value: Any) -> bytes:
+    try:
+        if kind == TABLE:
+            return table(value)
+        if kind == OCTET:
+            return bytes((value,))
+        if kind == STAMP:
+            return _LONG_LONG.pack(value)
+        return short_text(value)
+    except (error, TypeError, ValueError) as exc:
+        raise FrameSyntaxError(f"{name} of a message can not be {value!r:.100}: {exc}") from None
+
+
+def short_text(value: Any) -> bytes:
+    """A text of at most 255 bytes."""
+    raw = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value or b""
+    if not isinstance(raw, bytes):
+        raise TypeError(f"{type(value).__name__} is not text")
+    if len(raw) > 255:
+        raise ValueError(f"{len(raw)} bytes are more than 255")
+    return bytes((len(raw),)) + raw
+
+
+def table(values: Mapping[Any, Any]) -> bytes:
+    """A whole table."""
+    return closed(table_items(values.items()))
+
+
+def closed(items: bytes) -> bytes:
+    """A table of these items."""
+    return _LONG.pack(len(items)) + items
+
+
+def table_items(items: Iterable[tuple[Any, Any]]) -> bytes:
+    """Names and values, without the length of the table before them."""
+    parts: list[bytes] = []
+    append = parts.append
+    for name, value in items:
+        append(_names.get(name) or _name(name))
+        if value is None:
+            append(b"V")
+        elif type(value) is str:
+            raw = value.encode("utf-8", "surrogatepass")
+            append(_TEXT.pack(b"S", len(raw)))
+            append(raw)
+        elif type(value) is bool:
+            append(b"t\1" if value else b"t\0")
+        elif type(value) is int and -_INTEGER_MAX <= value <= _INTEGER_MAX:
+            append(_INTEGER.pack(b"I", value))
+        else:
+            append(_other(name, value))
+    return b"".join(parts)
+
+
+def _other(name: Any, value: Any) -> bytes:
+    out = BytesIO()
+    try:
+        _write_item(value, out.write, [])
+    except (ValueError, error) as exc:
+        raise FrameSyntaxError(
+            f"header {name!r:.100} can not be sent as {type(value).__name__}: {value!r:.100} {exc}"
+        ) from None
+    return out.getvalue()
+
+
+def _name(name: Any) -> bytes:
+    written = short_text(name)
+    if type(name) is str:
+        if len(_names) >= NAMES_MAX:
+            _names.clear()
+        _names[name] = written
+    return written
