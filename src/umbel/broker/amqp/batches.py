@@ -78,14 +78,14 @@ def publish_one(channel: Any, parcel: Parcel) -> None:
 
 def written(parcel: Parcel) -> bytes:
     """The properties of a parcel's message, as they are on the wire."""
-    letterhead = getattr(parcel, "letterhead", None)
+    letterhead: Any = getattr(parcel, "letterhead", None)
     if letterhead is None:
         items = tables.table_items(parcel.headers.items())
     else:
         items = letterhead.forms.get("amqp")
         if items is None:
             items = letterhead.forms["amqp"] = tables.table_items(letterhead.headers.items())
-        items += tables.table_items(parcel.own.items())
+        items += tables.table_items(getattr(parcel, "own", {}).items())
     values = {**_DEFAULTS, **parcel.properties}
     values["content_type"] = parcel.content_type
     values["content_encoding"] = parcel.content_encoding

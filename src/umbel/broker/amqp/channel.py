@@ -37,6 +37,8 @@ ACK_S: Final = 0.05
 class BufferedMessage(pyamqp.Message):
     """kombu's message, made in less time."""
 
+    errors: Any
+
     def __init__(self, raw: Any, channel: Any = None, **options: Any) -> None:
         properties = raw.properties
         headers = properties.get("application_headers")

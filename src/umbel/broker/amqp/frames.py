@@ -51,7 +51,8 @@ class Received(Message):
     def __init__(self, body: Any, properties: dict[str, Any]) -> None:  # much less than there
         self.body = body
         self.properties = properties
-        self.channel = self.delivery_info = None
+        self.channel: Any = None
+        self.delivery_info: Any = None
 
 
 class Event(NamedTuple):
@@ -121,6 +122,8 @@ class Reader:
         """The next method, or None when it is not there as a whole."""
         if self._failure is not None:
             raise self._failure
+        if self._later:
+            return None
         buffer = self._buffer
         end = len(buffer)
         while True:
@@ -166,7 +169,8 @@ class Reader:
         class_id, body_size = _content(buffer, start + 7)
         if class_id != 60:
             return None
-        header, body, stop = buffer[start + 7 : last], "", last + 1
+        header, stop = buffer[start + 7 : last], last + 1
+        body: bytes | str = ""
         if body_size:
             if end - stop < OVERHEAD:
                 return None
