@@ -125,11 +125,12 @@ class BufferedConnection(BoundedConnection):
 
     def has_input(self) -> bool:
         """Whether something has come, without waiting; it is read, and not handled."""
-        if not self.reader.ready:
+        reader, transport = self.reader, self._transport
+        if not reader.ready and not (transport is not None and transport.is_quiet()):
             with contextlib.suppress(TimeoutError):
                 self._fill(0)
                 self._tell_leftover()
-        return self.reader.ready
+        return reader.ready
 
     # -- event loops ---------------------------------------------------------------------
 

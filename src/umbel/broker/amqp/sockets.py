@@ -30,9 +30,17 @@ class _Chunks:
     connected: bool
     _write: Any
     _lock: threading.Lock | None = None
+    _poller: Any = None  # where the socket is the system's
 
     def _set_up(self) -> None:
         self._lock = threading.Lock()  # made here, after gevent has patched it
+        if isinstance(self.sock, _socket.socket):
+            self._poller = select.poll()
+            self._poller.register(self.sock.fileno(), select.POLLIN)
+
+    def is_quiet(self) -> bool:
+        """Whether there is surely nothing to receive; cheaper than to try."""
+        return self._poller is not None and not self._poller.poll(0)
 
     def write(self, data: Any) -> None:
         """Write all of it, not mixed with what other threads write."""
@@ -66,14 +74,9 @@ class _Chunks:
 class TCPChunks(_Chunks, TCPTransport):
     """A plain socket."""
 
-    _poller: Any = None
-
     def _setup_transport(self) -> None:
         super()._setup_transport()
         self._set_up()
-        if isinstance(self.sock, _socket.socket):
-            self._poller = select.poll()
-            self._poller.register(self.sock.fileno(), select.POLLIN)
 
     def _receive(self, size: int, timeout_s: float | None) -> bytes:
         sock = self.sock
@@ -98,7 +101,7 @@ class TLSChunks(_Chunks, SSLTransport):
         sock = self.sock
         with self.having_timeout(timeout_s):
             data = bytes(sock.recv(size))
-        # A poller does not see what is left: there is no more to come from the network.
+        # All of it: a poller does not see what is left in there.
         parts = [data]
         while data and sock.pending():
             data = bytes(sock.recv(sock.pending()))
