@@ -715,6 +715,23 @@ def test_a_message_that_can_not_be_read_is_handed_to_the_consumer(ours: Connect)
     assert channel.queue_declare("q", passive=True).message_count == 1  # the other one
 
 
+def test_whoever_handles_what_was_read_does_not_miss_heartbeats(ours: Connect) -> None:
+    """They lie behind it in the socket, which is not read meanwhile."""
+    fill(ours(), "q", range(20))
+    connection = ours(heartbeat=10)
+    established = connection.connection
+    Taker(connection, "q")
+    wait_until(established.has_input, LONG_S, "messages")
+    for _ in range(3):
+        connection.heartbeat_check()
+        established.last_heartbeat_received -= 15  # as if a task had taken so long
+        connection.drain_events(timeout=LONG_S)
+    connection.heartbeat_check()
+    established.last_heartbeat_received -= 25
+    with pytest.raises(ConnectionForced):
+        connection.heartbeat_check()
+
+
 def test_the_setting_and_clones_choose_the_transport(amqp_url: str) -> None:
     for chosen, module in (
         ("umbel", "umbel.broker.amqp.transport"),

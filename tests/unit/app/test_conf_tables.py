@@ -33,6 +33,7 @@ UNDECLARED = {
     "result_backend_thread_safe",
 }
 OWN = {
+    "broker_amqp_transport",
     "control_allow",
     "control_signing",
     "control_signing_key",

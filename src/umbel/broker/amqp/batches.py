@@ -11,14 +11,16 @@ the connection is set to that (`confirm_publish`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from amqp.basic_message import Message as Content
 from amqp.exceptions import ChannelError, MessageNacked
 
 from umbel.broker.amqp import tables
 from umbel.broker.amqp.channel import BufferedChannel
-from umbel.broker.batches import Parcel
+
+if TYPE_CHECKING:
+    from umbel.broker.batches import Parcel
 
 UNCONFIRMED_MAX: Final = 1_000
 # So much is written at once.

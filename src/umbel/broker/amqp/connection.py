@@ -68,7 +68,7 @@ class BufferedConnection(BoundedConnection):
 
     def _await(self, timeout: float | None) -> Event:
         """The next event, read from the socket."""
-        if self.gathering and timeout != 0:
+        if self.gathering:
             self.flush_acks()
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -85,12 +85,14 @@ class BufferedConnection(BoundedConnection):
         if transport is None:
             raise RecoverableConnectionError("connection already closed")
         self.reader.feed(transport.receive(self.reader.wanted, self.patience_s(timeout)))
-        self.bytes_recv += 1
+        self.bytes_recv += 1  # which py-amqp counts as a sign of life
 
     def _dispatch(self, event: Event) -> None:
         channels = self.channels
         if channels is None:
             raise RecoverableConnectionError("Connection already closed")
+        # Here too: what comes behind it is not read while it takes long to handle what was.
+        self.bytes_recv += 1
         channel = channels.get(event.channel_id)
         if channel is None:
             raise UnexpectedFrame(
@@ -164,8 +166,12 @@ class BufferedConnection(BoundedConnection):
 
     def close(self, *args: Any, **options: Any) -> Any:
         """Say good-bye, after what was settled."""
-        if self._transport is not None and self.channels:
-            self.flush_acks()
+        try:
+            if self._transport is not None:
+                self.flush_acks()
+        except OSError:
+            self.collect()
+            raise
         return super().close(*args, **options)
 
     def collect(self) -> None:
