@@ -104,7 +104,7 @@ class Proxy:
         if way is None:
             return  # it ended with its other side, in this very turn
         try:
-            data = source.recv(CHUNK)
+            data = self._read(source)
         except OSError:
             data = b""
         if way.swallowed:
@@ -117,6 +117,9 @@ class Proxy:
                 way.sink.sendall(data)
                 return
         self._end(way)
+
+    def _read(self, source: socket.socket) -> bytes:
+        return source.recv(CHUNK)
 
     def _end(self, way: _Way) -> None:
         """Nothing comes from there any more: tell the other side, which may not know it yet."""

@@ -26,7 +26,8 @@ from tests.racers import QUEUE, election_ids, parcel_for, race_threads
 from tests.servers import RabbitMQServer, RedisServer, free_port, wait_until
 from tests.sizes import size
 from tests.workers import Program
-from umbel.broker import answers, claims, registers_amqp
+from umbel.broker import claims, registers_amqp
+from umbel.broker.amqp import bounded
 from umbel.broker.batches import Parcel, publish_one
 from umbel.broker.claims import Claim, Register
 from umbel.broker.connections import connect
@@ -648,7 +649,7 @@ def at_commit(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], 
                 todo.pop()()
             return amqp.Channel.tx_commit(channel)
 
-        monkeypatch.setattr(answers.BoundedChannel, "tx_commit", commit, raising=False)
+        monkeypatch.setattr(bounded.BoundedChannel, "tx_commit", commit, raising=False)
 
     return arrange
 

@@ -110,6 +110,15 @@ BROKER = (
         differs="Umbel's own",
     ),
     Setting(
+        "broker_amqp_transport",
+        choice("umbel", "pyamqp"),
+        "umbel",
+        "What reads and writes on RabbitMQ: `umbel` reads in chunks, acknowledges together and "
+        "publishes in batches with confirms; `pyamqp` is kombu's own way, several times slower, "
+        "for when something looks wrong with the other.",
+        differs="Umbel's own",
+    ),
+    Setting(
         "broker_connection_timeout",
         optional(seconds()),
         4.0,

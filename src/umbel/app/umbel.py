@@ -415,6 +415,7 @@ class Umbel:
             directory=self.directory,
             transport_options=transport_options,
             redis_transport=conf.broker_redis_transport,
+            amqp_transport=conf.broker_amqp_transport,
             **{key: value for key, value in options.items() if value is not None},
         )
 

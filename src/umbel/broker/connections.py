@@ -5,21 +5,24 @@ address into the private server of this directory, gives polling transports a sh
 and refuses an address that no transport can serve before anything is started.
 
 Nobody waits for an answer without a bound: the other side may be gone without a word. On Redis
-the sockets have a time-out, on AMQP every wait has (`broker/answers.py`).
+the sockets have a time-out, on AMQP every wait has (`broker/amqp/bounded.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from kombu import Connection
-from kombu.transport import TRANSPORT_ALIASES, resolve_transport
+from kombu.transport import TRANSPORT_ALIASES, pyamqp, resolve_transport
 
-from umbel.broker import answers, embedded
+from umbel.broker import embedded
+from umbel.broker.amqp.bounded import BoundedConnection, bound
+from umbel.broker.amqp.transport import OURS
 from umbel.broker.redis import transport_for
 from umbel.exceptions import ImproperlyConfigured
 from umbel.wire.masking import masked_url
@@ -116,6 +119,7 @@ def connect(
     directory: Path | None = None,
     transport_options: Mapping[str, Any] | None = None,
     redis_transport: str = "umbel",
+    amqp_transport: str = "umbel",
     **options: Any,
 ) -> Connection:
     """A new, unopened connection to the first of these brokers that will answer."""
@@ -131,22 +135,41 @@ def connect(
         if options.get("connect_timeout"):
             chosen.setdefault("socket_connect_timeout", options["connect_timeout"])
     target: Any = resolved if len(resolved) > 1 else resolved[0]
-    if redis_transport != "umbel":
-        chosen["redis_transport"] = redis_transport
     made = BrokerConnection(target, transport_options=chosen, **options)
     made.answer_timeout_s = answer_timeout_s(options.get("heartbeat"))
+    made.redis_transport, made.amqp_transport = redis_transport, amqp_transport
     return made
 
 
-class BrokerConnection(answers.PatientConnection):
-    """kombu's connection, with our transport on Redis unless its options say otherwise."""
+class BrokerConnection(Connection):
+    """kombu's connection, with our transports, and a bound to its patience with AMQP brokers."""
+
+    answer_timeout_s = ANSWER_PATIENT_S
+    # Ours, or those of the libraries.
+    redis_transport = amqp_transport = "umbel"
 
     def get_transport_cls(self) -> Any:
         """The class of the transport to this broker."""
         found = super().get_transport_cls()
-        if (self.transport_options or {}).get("redis_transport") == "kombu":
-            return found
-        return transport_for(found)
+        if self.redis_transport == "umbel":
+            found = transport_for(found)
+        return OURS.get(found, found) if self.amqp_transport == "umbel" else found
+
+    def create_transport(self) -> Any:
+        """Another one after each change of brokers."""
+        transport = super().create_transport()
+        if isinstance(transport, pyamqp.Transport):
+            ours = isinstance(transport, tuple(OURS.values()))
+            kind = transport.Connection if ours else BoundedConnection
+            transport.Connection = partial(kind, answer_timeout_s=self.answer_timeout_s)
+        return transport
+
+    def clone(self, **changes: Any) -> Any:
+        """Another one to the same brokers, as patient and of the same kind."""
+        made = super().clone(**changes)
+        for name in ("answer_timeout_s", "redis_transport", "amqp_transport"):
+            setattr(made, name, getattr(self, name))
+        return made
 
 
 def answer_timeout_s(heartbeat_s: float | None) -> float:
@@ -171,7 +194,7 @@ def hang_up(connection: Connection, *, lost: bool = False, polled_elsewhere: boo
     channels = list(getattr(cycle, "_channels", ()))
     if not lost:
         with contextlib.suppress(Exception):
-            answers.bound(connection, GOODBYE_S)
+            bound(connection, GOODBYE_S)
             connection.close()
     collect = getattr(established, "collect", None)
     if collect is not None:

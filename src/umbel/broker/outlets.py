@@ -8,6 +8,8 @@ was sent when it gives up.
 | ------ | ------------------------------------------------------ | ------------------------ |
 | Redis  | parts, each of them one step, all or nothing: one push | a part that was answered |
 |        | per list, in a transaction if there are several lists  |                          |
+| AMQP   | parts, as many messages as may be unconfirmed at a     | what was confirmed       |
+|        | time (with py-amqp's own transport, as the others)     |                          |
 | others | message after message                                  | what was handed over     |
 
 The messages of a part that failed may have been published all the same; they are sent again and
@@ -22,6 +24,7 @@ from typing import Any, Final
 from kombu import Producer
 
 from umbel.broker import batches
+from umbel.broker.amqp import batches as amqp_batches
 from umbel.broker.batches import Parcel
 from umbel.broker.envelopes import BODY_ENCODING, envelope
 
@@ -34,7 +37,7 @@ def outlet_for(channel: Any, kind: str) -> Outlet:
     """The outlet for a channel of a kind of transport: `redis`, `amqp`, `memory`, ..."""
     if kind == "redis" and channel.body_encoding == BODY_ENCODING:
         return RedisOutlet(channel)
-    return Outlet(channel)
+    return AmqpOutlet(channel) if kind == "amqp" else Outlet(channel)
 
 
 class Outlet:
@@ -103,6 +106,22 @@ class RedisOutlet(Outlet):
         if channel.deadletter_queue or channel.typeof(exchange).type == "fanout":
             return None
         return [queue for queue in channel._lookup(exchange, routing_key) if queue]
+
+
+class AmqpOutlet(Outlet):
+    """Writes frames itself where the channel is one of ours; batches are confirmed."""
+
+    def __init__(self, channel: Any) -> None:
+        super().__init__(channel)
+        self._channel = channel
+
+    def publish_one(self, parcel: Parcel) -> None:
+        """Publish one message."""
+        amqp_batches.publish_one(self._channel, parcel)
+
+    def publish(self, parcels: Sequence[Parcel]) -> Iterator[int]:
+        """See `Outlet`."""
+        return amqp_batches.publish(self._channel, parcels)
 
 
 class _Part:

@@ -34,6 +34,7 @@ UNDECLARED = {
 }
 OWN = {
     "broker_redis_transport",
+    "broker_amqp_transport",
     "control_allow",
     "control_signing",
     "control_signing_key",

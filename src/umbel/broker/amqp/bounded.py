@@ -9,7 +9,6 @@ which counts as a lost connection: an answer that comes later would be taken for
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import Any
 
 from kombu import Connection
@@ -30,12 +29,16 @@ class BoundedConnection(pyamqp.Connection):
 
     def blocking_read(self, timeout: float | None = None) -> Any:
         """Read a frame; not at all when an answer is overdue."""
-        if self.answer_by is not None:
-            left_s = self.answer_by - time.monotonic()
-            if left_s <= 0:
-                raise TimeoutError(f"no answer within {self.answer_timeout_s:g} s")
-            timeout = left_s if timeout is None else min(timeout, left_s)
-        return super().blocking_read(timeout)
+        return super().blocking_read(self.patience_s(timeout))
+
+    def patience_s(self, timeout: float | None) -> float | None:
+        """How long may be read, where that is asked for `timeout`; raises when that is over."""
+        if self.answer_by is None:
+            return timeout
+        left_s = self.answer_by - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError(f"no answer within {self.answer_timeout_s:g} s")
+        return left_s if timeout is None else min(timeout, left_s)
 
 
 class BoundedChannel(pyamqp.Channel):
@@ -49,6 +52,13 @@ class BoundedChannel(pyamqp.Channel):
 BoundedConnection.Channel = BoundedChannel
 
 
+def bound(connection: Connection, timeout_s: float) -> None:
+    """Change how long an open connection waits for each answer."""
+    established = getattr(connection, "_connection", None)
+    if isinstance(established, BoundedConnection):
+        established.answer_timeout_s = timeout_s
+
+
 def _bounded(established: Any, wait: Any, method: Any, *args: Any, **options: Any) -> Any:
     # Messages are handled while one waits, and may wait for something in turn.
     if established is None or established.answer_by is not None or options.get("timeout"):
@@ -58,25 +68,3 @@ def _bounded(established: Any, wait: Any, method: Any, *args: Any, **options: An
         return wait(method, *args, **options)
     finally:
         established.answer_by = None
-
-
-class PatientConnection(Connection):
-    """kombu's connection, whose patience with AMQP brokers has an end."""
-
-    answer_timeout_s = 30.0
-
-    def create_transport(self) -> Any:
-        """Another one after each change of brokers."""
-        transport = super().create_transport()
-        if isinstance(transport, pyamqp.Transport):
-            transport.Connection = partial(
-                BoundedConnection, answer_timeout_s=self.answer_timeout_s
-            )
-        return transport
-
-
-def bound(connection: Connection, timeout_s: float) -> None:
-    """Change how long an open connection waits for each answer."""
-    established = getattr(connection, "_connection", None)
-    if isinstance(established, BoundedConnection):
-        established.answer_timeout_s = timeout_s
