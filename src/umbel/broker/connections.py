@@ -20,7 +20,6 @@ from kombu import Connection
 from kombu.transport import TRANSPORT_ALIASES, resolve_transport
 
 from umbel.broker import answers, embedded
-from umbel.broker.redis import transport_for
 from umbel.exceptions import ImproperlyConfigured
 from umbel.wire.masking import masked_url
 
@@ -144,8 +143,11 @@ class BrokerConnection(answers.PatientConnection):
     def get_transport_cls(self) -> Any:
         """The class of the transport to this broker."""
         found = super().get_transport_cls()
-        if (self.transport_options or {}).get("redis_transport") == "kombu":
+        chosen = (self.transport_options or {}).get("redis_transport")
+        if found.__module__ != "kombu.transport.redis" or chosen == "kombu":
             return found
+        from umbel.broker.redis import transport_for  # not needed elsewhere, and takes a while
+
         return transport_for(found)
 
 
