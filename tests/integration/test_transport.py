@@ -16,8 +16,10 @@ import pytest
 import redis
 from kombu import Exchange, Queue
 
+from tests.inside import Inside
 from tests.servers import wait_until
 from tests.transports import REDIS_KOMBU, REDIS_ROWS, REDIS_UMBEL, ROWS, WAIT_S, Desk, Row
+from umbel import Umbel
 from umbel.broker.leases import disown
 from umbel.broker.lengths import lengths_of
 from umbel.broker.messages import put_back
@@ -373,3 +375,31 @@ def test_a_message_is_the_same_whoever_sent_it_of_redis(
     assert message.acknowledged
     with pytest.raises(message.MessageStateError):
         message.ack()
+
+
+def test_a_worker_runs_on_either_of_redis(
+    redis_row: Row, redis_url: str, server: redis.Redis
+) -> None:
+    ran: list[int] = []
+
+    def tasks(app: Umbel) -> None:
+        app.task(name="note", acks_late=True)(ran.append)
+
+    chosen = redis_row.options.get("redis_transport", "umbel")
+    settings = {"broker_url": redis_url, "broker_redis_transport": chosen}
+    inside = Inside({**settings, "result_backend": "disabled://"}, tasks, pool="threads")
+    try:
+        inside.start()
+        transport = inside.worker.consumer.connection.transport
+        assert type(transport).__module__.startswith(chosen)
+        for number in range(20):
+            inside.send("note", number)
+        wait_until(lambda: len(ran) == 20, WAIT_S, "the tasks")
+        inside.break_connection()
+        inside.send("note", 20)
+        wait_until(lambda: len(ran) == 21, WAIT_S, "the task after that")
+        assert inside.stop() == 0
+    finally:
+        inside.close()
+    assert sorted(ran) == list(range(21))
+    assert server.hlen("unacked") == server.llen("celery") == 0

@@ -23,7 +23,6 @@ from kombu.transport import TRANSPORT_ALIASES, pyamqp, resolve_transport
 from umbel.broker import embedded
 from umbel.broker.amqp.bounded import BoundedConnection, bound
 from umbel.broker.amqp.transport import OURS
-from umbel.broker.redis import transport_for
 from umbel.exceptions import ImproperlyConfigured
 from umbel.wire.masking import masked_url
 
@@ -151,8 +150,10 @@ class BrokerConnection(Connection):
     def get_transport_cls(self) -> Any:
         """The class of the transport to this broker."""
         found = super().get_transport_cls()
-        if self.redis_transport == "umbel":
-            found = transport_for(found)
+        if self.redis_transport == "umbel" and found.__module__ == "kombu.transport.redis":
+            from umbel.broker.redis import transport_for  # not needed elsewhere, and takes a while
+
+            return transport_for(found)
         return OURS.get(found, found) if self.amqp_transport == "umbel" else found
 
     def create_transport(self) -> Any:

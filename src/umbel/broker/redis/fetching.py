@@ -351,8 +351,10 @@ class Fetcher:
             return
         self._delivering = True
         channel, ledger = self._channel, self._ledger
-        arrived, asked, consumers = ledger.arrived, ledger.asked, channel.consumers
-        ahead = channel.qos.prefetch_count > 0
+        arrived, consumers, delivered = ledger.arrived, channel.consumers, channel.qos._delivered
+        window = channel.qos.prefetch_count
+        # When so few are left it is time to ask for more.
+        low = window - max(1, channel.batch_min) if window else -1
         try:
             while arrived:
                 arrival = arrived.popleft()
@@ -361,8 +363,9 @@ class Fetcher:
                     self._homeless.append(arrival)
                     continue
                 self._hand_over(arrival, *consumer)
-                if ahead and not (asked and self._asking) and self._line is not None:
-                    self._send(self._line, time.monotonic())  # before the rest is run
+                line, left = self._line, len(delivered) + len(arrived)
+                if left <= low and line is not None and not self._asking:
+                    self._send(line, time.monotonic())  # before the rest is run
         finally:
             self._delivering = False
         if self._homeless:

@@ -65,6 +65,13 @@ class ListMessage(Message):
         if channel.inflates and "compression" in headers:
             self._inflate(headers["compression"])
 
+    def ack(self, multiple: bool = False) -> None:
+        """The message is done with."""
+        if self._state != "RECEIVED" or self.channel is None:
+            super().ack(multiple)  # which says what is wrong
+        self.channel.basic_ack(self.delivery_tag)
+        self._state = "ACK"
+
     def _inflate(self, method: Any) -> None:
         try:
             self.body = decompress(self.body, method)
