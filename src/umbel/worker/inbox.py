@@ -56,7 +56,7 @@ class Inbox:
     def unwatch(self, fd: int) -> None:
         """Undo `watch`, from any thread."""
         if self._watched.pop(fd, None) is not None and self._epoll is not None:
-            with contextlib.suppress(ValueError):  # closed
+            with contextlib.suppress(ValueError, OSError):  # closed, or the descriptor is
                 self._epoll.unregister(fd)
 
     def post(self, work: Callable[[], None]) -> None:

@@ -40,6 +40,11 @@ logger = logging.getLogger("umbel.request")
 LOSSES_MAX = 10
 
 
+def logs_results() -> bool:
+    """Whether the result of a task will be written into the log."""
+    return logger.isEnabledFor(logging.INFO)
+
+
 class Request:
     """See the module's text."""
 

@@ -51,7 +51,7 @@ logger = logging.getLogger("umbel.strategy")
 
 # A held task looks at the wall clock at least so often, which may be set while it waits.
 HOLD_MAX_S = 60.0
-# How much a task that was shorter than the ones before weighs in what is expected of the next.
+# How much the last task weighs in what is expected of the next one of its type.
 LEARNING = 0.1
 
 
@@ -272,9 +272,10 @@ class Strategy:
             self.proceed(request)
 
     def took(self, runtime_s: float) -> None:
-        """One has ended: what is long is believed at once, what is short after a few times."""
+        """One has ended: the mean of the last ones, so that a pause of the machine weighs little
+        and one that takes really long is seen at once."""
         typical_s = self.typical_s
-        if typical_s is None or runtime_s > typical_s:
+        if typical_s is None:
             self.typical_s = runtime_s
         else:
             self.typical_s = typical_s + (runtime_s - typical_s) * LEARNING

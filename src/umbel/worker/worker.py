@@ -36,7 +36,7 @@ from umbel.worker.options import Plan, WorkerOptions, plan_for
 from umbel.worker.pools.base import Pool, PoolClosed
 from umbel.worker.prefetch import Prefetch
 from umbel.worker.rates import RateLimits
-from umbel.worker.request import Request
+from umbel.worker.request import Request, logs_results
 from umbel.worker.revocation_events import tell_revoked
 from umbel.worker.runner import Runner
 from umbel.worker.steps import WORKER_STEPS
@@ -219,7 +219,7 @@ class Worker:
         soft_s, hard_s = request.strategy.limits(request)
         order = request.order
         order.clock = self.app.clock.forward()
-        order.told = self.task_events.on or logger.isEnabledFor(logging.INFO)
+        order.told = self.task_events.on or logs_results()
         self._in_pool += 1
         self.tally.by_task[request.header.task] += 1
         try:

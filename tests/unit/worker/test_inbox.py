@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import threading
 from collections.abc import Iterator
@@ -69,3 +70,43 @@ def test_posting_to_a_closed_inbox_is_harmless() -> None:
     inbox.close()
     inbox.post(lambda: None)
     assert len(inbox) == 1
+
+
+def test_what_is_watched_is_called_when_it_is_readable(inbox: Inbox) -> None:
+    seen: list[str] = []
+    read, write = os.pipe()
+
+    def fails() -> None:
+        seen.append(os.read(read, 10).decode())
+        raise ValueError("on purpose")
+
+    try:
+        inbox.watch(read, fails)
+        assert select.select([inbox], [], [], 0)[0] == []
+        assert len(inbox) == 0
+        os.write(write, b"watched")
+        assert select.select([inbox], [], [], 0)[0] == [inbox]
+        assert len(inbox) == 1
+        inbox.post(lambda: seen.append("posted"))
+        inbox.run()
+        assert seen == ["watched", "posted"]
+        assert select.select([inbox], [], [], 0)[0] == []
+        inbox.unwatch(read)
+        os.write(write, b"again")
+        inbox.wait(0)
+        inbox.run()
+        assert seen == ["watched", "posted"]
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def test_it_knows_its_thread(inbox: Inbox) -> None:
+    assert not inbox.is_here
+    inbox.run()
+    assert inbox.is_here
+    elsewhere: list[bool] = []
+    thread = threading.Thread(target=lambda: elsewhere.append(inbox.is_here))
+    thread.start()
+    thread.join(10)
+    assert elsewhere == [False]

@@ -11,6 +11,7 @@ import pytest
 
 from tests.unit.worker.parts import idle_worker, task_message
 from umbel import Umbel
+from umbel.app.context import current_request
 from umbel.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from umbel.worker.coroutines import drive
 from umbel.worker.orders import Order, Outcome
@@ -123,3 +124,34 @@ def test_a_limit_that_strikes_a_waiting_loop_reaches_the_coroutine(
         return "not told"
 
     assert drive(wait) == "told"
+
+
+def test_a_task_sees_every_field_of_its_request(worker: Worker) -> None:
+    seen: list[Any] = []
+    order = order_for(worker, lambda: seen.append(current_request()))
+    assert order.header is not None
+    order.header.root_id, order.header.retries, order.header.group = None, 3, "g"
+    order.headers["mine"] = 7
+    order.routing_key, order.reply_to, order.priority = "key", "me", 5
+    assert worker.runner(order).state == "SUCCESS"
+    request = seen[0]
+    assert (request.id, request.task, request.root_id) == (order.id, "probe", order.id)
+    assert (request.retries, request.group, request.eta, request.mine) == (3, "g", None, 7)
+    assert request.delivery_info["routing_key"] == "key"
+    assert request.delivery_info["priority"] == 5
+    assert request.delivery_info is request.delivery_info
+    assert (request.reply_to, request.properties["reply_to"]) == ("me", "me")
+    assert (request.hostname, request.called_directly) == (worker.plan.hostname, False)
+    request.retries = 4
+    assert request.retries == 4
+    assert request.get("nothing") is None
+    assert "'content_type': 'application/json'" in repr(request)
+
+
+@pytest.mark.parametrize(("told", "text"), [(True, "[1, 2]"), (False, "")])
+def test_a_result_is_made_a_text_only_for_somebody(worker: Worker, told: bool, text: str) -> None:
+    order = order_for(worker, lambda: [1, 2])
+    order.told = told
+    outcome = worker.runner(order)
+    assert (outcome.state, outcome.text) == ("SUCCESS", text)
+    assert worker.app.backend.get_meta(order.id)["result"] == [1, 2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -132,3 +133,70 @@ def test_limits_of_the_call_go_over_those_of_the_task(worker: Worker) -> None:
     plain, called = worker._ready
     assert plain.strategy.limits(plain) == (3, 9)
     assert called.strategy.limits(called) == (3, 7)
+
+
+def test_what_is_expected_of_a_task_is_the_mean_of_the_last_ones(worker: Worker) -> None:
+    worker.receiver(task_message("late"))
+    strategy = worker._ready[0].strategy
+    assert strategy.typical_s is None
+    strategy.took(0.001)
+    assert strategy.typical_s == 0.001
+    strategy.took(0.005)  # a pause of the machine
+    assert strategy.typical_s < 0.002
+    strategy.took(2.0)
+    assert strategy.typical_s > 0.1
+    for _ in range(100):
+        strategy.took(0.001)
+    assert strategy.typical_s < 0.002
+
+
+class Hand:
+    """A pool of one that takes three and begins none of them."""
+
+    size, inline, on_loop = 1, False, True
+
+    def __init__(self) -> None:
+        self.taken: list[Any] = []
+
+    def submit(self, order: Any, watcher: Any, *limits: Any) -> None:
+        self.taken.append(watcher)
+
+    def has_room(self) -> bool:
+        return len(self.taken) < 3
+
+    def recall(self) -> list[Any]:
+        taken, self.taken = self.taken, []
+        return taken
+
+
+def test_what_was_revoked_in_hand_is_not_begun(worker: Worker) -> None:
+    hand: Any = Hand()
+    worker.pool, worker.inline = hand, False
+    worker.stop_wanted.clear()
+    for _ in range(5):
+        worker.receiver(task_message("late"))
+    first, second, third = hand.taken
+    assert len(worker._ready) == 2
+    assert worker.busy
+    assert worker.saturated
+    changed = worker.revocations.revoke([second.id], time.time())
+    worker.learn_revoked(changed, "revoke")
+    worker.inbox.run()
+    assert hand.taken[:2] == [first, third]
+    assert len(hand.taken) == 3
+    assert len(worker._ready) == 1
+    finish_asides(worker)
+    assert second.message.fate == ["ack"]
+
+
+def test_what_is_in_hand_is_given_back(worker: Worker) -> None:
+    hand: Any = Hand()
+    worker.pool = hand
+    worker.stop_wanted.clear()
+    messages = [task_message("late") for _ in range(4)]
+    for message in messages:
+        worker.receiver(message)
+    worker.give_back()
+    assert [message.fate for message in messages] == [["requeue"]] * 4
+    assert not worker.busy
+    assert not worker.tally.reserved
