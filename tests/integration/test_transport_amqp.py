@@ -205,7 +205,7 @@ def test_what_was_not_acknowledged_comes_again_after_a_cut(connect: Connect) -> 
     assert all(message.delivery_info["redelivered"] for message in came)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(size(2, 10)))
 def test_exactly_what_is_not_settled_comes_again(connect: Connect, seed: int) -> None:
     dice = random.Random(seed)
     count = 400
@@ -558,20 +558,16 @@ def test_a_batch_arrives_in_order_between_single_messages(connect: Connect, kind
     connection = connect()
     channel = connection.channel()
     Queue("q")(channel).declare()
+    count = 1_250 if kind == OURS else 50
     single = Parcel(b"-1", {}, {}, "application/json", "utf-8", "", "q")
     told = []
     for _ in range(3):
         publish_one(channel, single)
-        told += list(publish(channel, parcels(1_250)))
+        told += list(publish(channel, parcels(count)))
     publish_one(channel, single)
-    assert told == ([1_000, 1_250] * 3 if kind == OURS else [1_250] * 3)
-    taken = Taker(connect(), "q", prefetch=500)
-    expected = [-1, *range(1_250)] * 3 + [-1]
-    came: list[Any] = []
-    while len(came) < len(expected):
-        (message,) = taken.take(1)
-        came.append(message)
-        message.ack()
+    assert told == ([1_000, count] * 3 if kind == OURS else [count] * 3)
+    expected = [-1, *range(count)] * 3 + [-1]
+    came = Taker(connect(), "q").take(len(expected))
     assert numbers(came) == expected
     assert came[1].headers == {"id": "0", "task": "add", "eta": None}
     assert came[1].properties["correlation_id"] == "0"

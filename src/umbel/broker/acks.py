@@ -23,13 +23,9 @@ class Acks:
         self._channel: Any = None
         self._client: Any = None
         self._tags: list[str] = []
-        self._flush_channel: Any = None  # of a channel that gathers by itself, as ours on AMQP
 
     def attach(self, channel: Any) -> None:
         """Gather what is acknowledged on this channel, where it pays."""
-        self._flush_channel = getattr(channel, "flush_acks", None)
-        if self._flush_channel is not None:
-            channel.gather_acks()
         if lease_s(channel) is None:
             self._channel, self._tags = None, []  # another kind of broker: it delivers again
             return
@@ -44,8 +40,6 @@ class Acks:
 
     def flush(self) -> None:
         """Send what was gathered; what does not arrive is kept. Raises connection errors."""
-        if self._flush_channel is not None:
-            self._flush_channel()
         channel, tags = self._channel, self._tags
         while tags and channel is not None:
             chunk = tags[:CHUNK]
