@@ -565,7 +565,7 @@ def test_a_batch_arrives_in_order_between_single_messages(connect: Connect, kind
         publish_one(channel, single)
         told += list(publish(channel, parcels(count)))
     publish_one(channel, single)
-    assert told == ([1_000, count] * 3 if kind == OURS else [count] * 3)
+    assert told == ([500, 1_000, count] * 3 if kind == OURS else [count] * 3)
     expected = [-1, *range(count)] * 3 + [-1]
     came = Taker(connect(), "q").take(len(expected))
     assert numbers(came) == expected
@@ -610,7 +610,7 @@ def test_a_batch_that_is_refused_in_part_says_which(ours: Connect) -> None:
         batch[number] = batch[number]._replace(routing_key="full")
     with pytest.raises(Nacked, match="2 of 6 messages were refused by the broker: 3, 5") as raised:
         list(publish(channel, batch))
-    assert raised.value.indexes == [3, 5]
+    assert (raised.value.indexes, raised.value.written) == ([3, 5], 6)
     assert channel.queue_declare("q", passive=True).message_count == 2
     assert list(publish(channel, parcels(3))) == [3]  # and goes on
 
@@ -622,11 +622,11 @@ def test_a_batch_that_goes_nowhere_in_part_says_which(ours: Connect) -> None:
     for number in (1_001, 1_007):
         batch[number] = batch[number]._replace(routing_key="nowhere")
     told = publish(channel, batch, mandatory=True)
-    assert next(told) == 1_000
+    assert next(told) == 500
     with pytest.raises(
         Unroutable, match=r"2 of 1500 messages were returned .*1001, 1007"
     ) as raised:
-        next(told)
+        list(told)
     assert raised.value.indexes == [1_001, 1_007]
     assert list(publish(channel, parcels(3))) == [3]
 
