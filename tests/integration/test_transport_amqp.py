@@ -205,7 +205,7 @@ def test_what_was_not_acknowledged_comes_again_after_a_cut(connect: Connect) -> 
     assert all(message.delivery_info["redelivered"] for message in came)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(size(2, 10)))
 def test_exactly_what_is_not_settled_comes_again(connect: Connect, seed: int) -> None:
     dice = random.Random(seed)
     count = 400
@@ -558,20 +558,16 @@ def test_a_batch_arrives_in_order_between_single_messages(connect: Connect, kind
     connection = connect()
     channel = connection.channel()
     Queue("q")(channel).declare()
+    count = 1_250 if kind == OURS else 50
     single = Parcel(b"-1", {}, {}, "application/json", "utf-8", "", "q")
     told = []
     for _ in range(3):
         publish_one(channel, single)
-        told += list(publish(channel, parcels(1_250)))
+        told += list(publish(channel, parcels(count)))
     publish_one(channel, single)
-    assert told == ([1_000, 1_250] * 3 if kind == OURS else [1_250] * 3)
-    taken = Taker(connect(), "q", prefetch=500)
-    expected = [-1, *range(1_250)] * 3 + [-1]
-    came: list[Any] = []
-    while len(came) < len(expected):
-        (message,) = taken.take(1)
-        came.append(message)
-        message.ack()
+    assert told == ([500, 1_000, count] * 3 if kind == OURS else [count] * 3)
+    expected = [-1, *range(count)] * 3 + [-1]
+    came = Taker(connect(), "q").take(len(expected))
     assert numbers(came) == expected
     assert came[1].headers == {"id": "0", "task": "add", "eta": None}
     assert came[1].properties["correlation_id"] == "0"
@@ -614,7 +610,7 @@ def test_a_batch_that_is_refused_in_part_says_which(ours: Connect) -> None:
         batch[number] = batch[number]._replace(routing_key="full")
     with pytest.raises(Nacked, match="2 of 6 messages were refused by the broker: 3, 5") as raised:
         list(publish(channel, batch))
-    assert raised.value.indexes == [3, 5]
+    assert (raised.value.indexes, raised.value.written) == ([3, 5], 6)
     assert channel.queue_declare("q", passive=True).message_count == 2
     assert list(publish(channel, parcels(3))) == [3]  # and goes on
 
@@ -626,11 +622,11 @@ def test_a_batch_that_goes_nowhere_in_part_says_which(ours: Connect) -> None:
     for number in (1_001, 1_007):
         batch[number] = batch[number]._replace(routing_key="nowhere")
     told = publish(channel, batch, mandatory=True)
-    assert next(told) == 1_000
+    assert next(told) == 500
     with pytest.raises(
         Unroutable, match=r"2 of 1500 messages were returned .*1001, 1007"
     ) as raised:
-        next(told)
+        list(told)
     assert raised.value.indexes == [1_001, 1_007]
     assert list(publish(channel, parcels(3))) == [3]
 

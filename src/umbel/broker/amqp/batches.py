@@ -1,6 +1,6 @@
 """Publishing many messages: few writes, and one wait for the confirms of each part.
 
-A part is as many messages as may be unconfirmed at a time. The channel is the one that single
+While the broker confirms one part, the next is written. The channel is the one that single
 messages are sent on too, so that the order is kept; it stays in confirm mode, and the confirms of
 single messages, for which nobody waits, are read with the next that is published.
 
@@ -11,7 +11,7 @@ the connection is set to that (`confirm_publish`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from amqp.basic_message import Message as Content
 from amqp.exceptions import ChannelError, MessageNacked
@@ -22,7 +22,8 @@ from umbel.broker.amqp.channel import BufferedChannel
 if TYPE_CHECKING:
     from umbel.broker.batches import Parcel
 
-UNCONFIRMED_MAX: Final = 1_000
+# Twice as many are unconfirmed at most.
+PART: Final = 500
 # So much is written at once.
 WRITE_BYTES: Final = 2**18
 # kombu's defaults, for parcels that do not say.
@@ -31,38 +32,36 @@ NAMED_MAX: Final = 10
 
 
 class Nacked(MessageNacked):
-    """The broker has refused some of the messages; the others of the part are there."""
+    """The broker has refused some of the messages; of the first `written` the others are there."""
 
-    def __init__(self, indexes: Sequence[int], count: int) -> None:
+    def __init__(self, indexes: Sequence[int], count: int, written: int) -> None:
         super().__init__(_told("refused by the broker", indexes, count))
         self.indexes = list(indexes)
+        self.written = written
 
 
 class Unroutable(ChannelError):
-    """Some of the messages go to no queue, and had to."""
+    """Some of the messages go to no queue, and had to; of the first `written` the others do."""
 
-    def __init__(self, indexes: Sequence[int], count: int, cause: Any) -> None:
+    def __init__(self, indexes: Sequence[int], count: int, written: int, cause: Any) -> None:
         reason = getattr(cause, "reply_text", "NO_ROUTE")
         super().__init__(_told(f"returned ({reason})", indexes, count))
         self.indexes = list(indexes)
+        self.written = written
 
 
 def publish(channel: Any, parcels: Sequence[Parcel], *, mandatory: bool = False) -> Iterator[int]:
     """Publish all in order; tells after each part how many, from the first, the broker has.
 
     Raises `Nacked` or `Unroutable`, which name those that it has not, or connection errors; then
-    the messages of the part that was under way may be there or not.
+    the messages of the two parts that were under way may be there or not.
     """
     if not isinstance(channel, BufferedChannel):
         for parcel in parcels:
             _publish(channel, parcel, mandatory)
         yield len(parcels)
         return
-    batch = _Batch(channel, mandatory)
-    for start in range(0, len(parcels), UNCONFIRMED_MAX):
-        part = parcels[start : start + UNCONFIRMED_MAX]
-        batch.publish(part, start, len(parcels))
-        yield start + len(part)
+    yield from _Batch(channel, parcels, mandatory).publish()
 
 
 def publish_one(channel: Any, parcel: Parcel) -> None:
@@ -94,44 +93,74 @@ def written(parcel: Parcel) -> bytes:
     return tables.properties(values, tables.closed(items))
 
 
-class _Batch:
-    """One call of `publish`: what is said on the channel meanwhile is about its messages."""
+class _Part(NamedTuple):
+    """Messages that were written and not confirmed yet."""
 
-    def __init__(self, channel: BufferedChannel, mandatory: bool) -> None:
+    end: int  # of the parcels
+    first: int  # number of a message on the channel
+    last: int
+
+
+class _Batch:
+    """One call of `publish`."""
+
+    def __init__(
+        self, channel: BufferedChannel, parcels: Sequence[Parcel], mandatory: bool
+    ) -> None:
         self._channel = channel
+        self._parcels = parcels
         self._mandatory = mandatory
+        self._written: list[_Part] = []
         self._returned: list[Any] = []
 
-    def publish(self, parcels: Sequence[Parcel], start: int, count: int) -> None:
-        """Publish these, of which the first is number `start` of `count`, and wait."""
+    def publish(self) -> Iterator[int]:
+        """See `publish`: while the broker confirms one part, the next is written."""
         channel = self._channel
         channel.confirm_select_once()
         channel.look()
         returns = channel.events["basic_return"]
-        self._returned.clear()
         returns.add(self._on_return)
         try:
             with channel.confirms.watched() as nacked:
-                first = channel.confirms.last + 1
-                self._write(parcels)
-                channel.await_confirms(first, channel.confirms.last)
+                for start in range(0, len(self._parcels), PART):
+                    self._write(start)
+                    if start:
+                        yield self._confirmed(self._written[-2], nacked)
+                if self._written:
+                    yield self._confirmed(self._written[-1], nacked)
         finally:
             returns.discard(self._on_return)
-        if self._returned:
-            lost = _which(parcels, self._returned)
-            raise Unroutable([start + number for number in lost], count, self._returned[0][0])
-        # Numbers before the first are of single messages, for which nobody waits.
-        refused = sorted(start + number - first for number in nacked if number >= first)
-        if refused:
-            raise Nacked(refused, count)
 
-    def _write(self, parcels: Sequence[Parcel]) -> None:
+    def _confirmed(self, part: _Part, nacked: set[int]) -> int:
+        channel = self._channel
+        channel.await_confirms(part.first, part.last)
+        if not self._returned and not nacked:
+            return part.end
+        latest = self._written[-1]
+        channel.await_confirms(latest.first, latest.last)  # to name them all
+        count = len(self._parcels)
+        if self._returned:
+            lost = _which(self._parcels, self._returned)
+            raise Unroutable(lost, count, latest.end, self._returned[0][0])
+        refused = [
+            one.end - 1 - (one.last - number)
+            for one in self._written
+            for number in sorted(nacked)
+            if one.first <= number <= one.last
+        ]
+        if refused:
+            raise Nacked(refused, count, latest.end)
+        return part.end  # it was single messages, for which nobody waits
+
+    def _write(self, start: int) -> None:
         channel, mandatory = self._channel, self._mandatory
         connection: Any = channel.connection
         writer, frame_max = channel.writer, connection.frame_max
+        part = self._parcels[start : start + PART]
+        first = channel.confirms.last + 1
         frames: list[bytes] = []
         size = count = 0
-        for parcel in parcels:
+        for parcel in part:
             properties = written(parcel)
             frames.append(writer.address(parcel.exchange, parcel.routing_key, mandatory))
             writer.add(frames, properties, parcel.body, frame_max)
@@ -145,6 +174,7 @@ class _Batch:
         if frames:
             channel.confirms.published(count)
             connection.write_frames(b"".join(frames))
+        self._written.append(_Part(start + len(part), first, channel.confirms.last))
 
     def _on_return(self, *told: Any) -> None:
         self._returned.append(told)

@@ -18,6 +18,8 @@ from kombu.transport import pyamqp
 class BoundedConnection(pyamqp.Connection):
     """An AMQP connection whose waits end."""
 
+    driver_type = "amqp"  # as kombu's own channels tell it by their connection
+
     def __init__(self, *args: Any, answer_timeout_s: float, **options: Any) -> None:
         self.answer_timeout_s = answer_timeout_s
         self.answer_by: float | None = None

@@ -4,10 +4,12 @@ Messages of one kind look alike: the same properties, the same headers in the sa
 the same types and often of the same lengths. A `Shape` is one such look: which bytes of a content
 header never change (names, types, lengths), and where the values are. Reading a message of a known
 shape is one `struct.unpack` and one comparison of all the bytes that make it that shape, so a shape
-never reads a message that it does not fit. Up to `ALIKE_MAX` shapes are known for each length.
+never reads a message that it does not fit. Up to `ALIKE_MAX` shapes are known for each of
+`LENGTHS_MAX` lengths.
 
-What has no shape (names that are there twice, text that is none) is left to py-amqp, and so are
-all values except texts, 32-bit numbers, doubles, booleans and nothing.
+What has no shape, or none yet, is read one value after the other (`read_plainly`). What does not
+look right is left to py-amqp, and so are all values except texts, 32-bit numbers, doubles, booleans
+and nothing.
 """
 
 from __future__ import annotations
@@ -22,8 +24,10 @@ from amqp.serialization import _read_item, decode_properties_basic
 
 # Class, weight and length of the body come before the flags.
 FLAGS_AT: Final = 12
-LENGTHS_MAX: Final = 256
+LENGTHS_MAX: Final = 512
 ALIKE_MAX: Final = 4
+# So many messages of unknown shape, and all is learnt anew.
+FORGET_AFTER: Final = 100_000
 
 TEXT, OCTET, TABLE, STAMP = "s", "B", "F", "Q"
 # In the order of their flags, from the highest.
@@ -44,7 +48,11 @@ PROPERTIES: Final = (
     ("cluster_id", TEXT),
 )
 # Types of table values that struct reads as py-amqp does, and how many bytes they have.
-_NUMBERS: Final = {ord("I"): ("i", 4), ord("t"): ("?", 1), ord("d"): ("d", 8), ord("b"): ("b", 1)}
+_NUMBERS: Final = {
+    ord(letter): (code, calcsize(f">{code}"), Struct(f">{code}").unpack_from)
+    for letter, code in (("I", "i"), ("t", "?"), ("d", "d"), ("b", "b"))
+}
+_long: Final = Struct(">I").unpack_from
 # Bytes of a number after the type, for those that are left to py-amqp.
 _SIZES: Final = {ord(c): n for c, n in zip("BUuilLfDT", (1, 2, 2, 4, 8, 8, 4, 5, 8), strict=True)}
 # What most messages have: no stamps, no time limits.
@@ -68,29 +76,90 @@ class Shapes:
 
     def __init__(self) -> None:
         self._known: dict[int, list[Shape]] = {}
+        self._seen: set[int] = set()  # lengths that came once
+        self._strange = 0
 
     def read(self, payload: bytes) -> dict[str, Any]:
         """The properties in a content header; raises what py-amqp raises where it can not."""
-        known = self._known.get(len(payload))
+        size = len(payload)
+        known = self._known.get(size)
         try:
-            for shape in known or ():
-                found = shape.read(payload)
-                if found is not None:
-                    return found
-            shape = shape_of(payload)
-            found = shape.read(payload)
+            if known is not None:
+                for shape in known:
+                    found = shape.read(payload)
+                    if found is not None:
+                        return found
+            return self._learn(payload, size, known)
         except _UNFIT:
-            found = None
-        if found is None:
             properties: dict[str, Any] = decode_properties_basic(payload, FLAGS_AT)[0]
             return properties
-        if known is None:
-            if len(self._known) >= LENGTHS_MAX:
-                self._known.clear()
-            known = self._known[len(payload)] = []
-        known.insert(0, shape)
-        del known[ALIKE_MAX:]
-        return found
+
+    def _learn(self, payload: bytes, size: int, known: list[Shape] | None) -> dict[str, Any]:
+        """Read what has no known shape; what has come before gets one, as long as there is room.
+
+        To make one takes as long as to read a few messages without.
+        """
+        self._strange += 1
+        if self._strange > FORGET_AFTER:
+            self._known.clear()
+            self._seen.clear()
+            self._strange = 0
+        elif size not in self._seen:
+            self._seen.add(size)
+        elif known is None:
+            if len(self._known) < LENGTHS_MAX:
+                self._known[size] = [shape_of(payload)]
+        elif len(known) < ALIKE_MAX:
+            known.append(shape_of(payload))
+        return read_plainly(payload)
+
+
+def read_plainly(payload: bytes) -> dict[str, Any]:
+    """The properties, one after the other; raises where py-amqp may know better."""
+    properties: dict[str, Any] = {}
+    (flags,) = unpack_from(">H", payload, FLAGS_AT)
+    at, bit = FLAGS_AT + 2, 0x8000
+    for name, kind in PROPERTIES:
+        if flags & bit:
+            if kind == TEXT:
+                end = at + 1 + payload[at]
+                properties[name] = payload[at + 1 : end].decode("utf-8", "surrogatepass")
+                at = end
+            elif kind == TABLE:
+                end = at + 4 + _long(payload, at)[0]
+                properties[name] = _table(payload, at + 4, end)
+                at = end
+            else:
+                (properties[name],) = unpack_from(f">{kind}", payload, at)
+                at += 1 if kind == OCTET else 8
+        bit >>= 1
+    if at > len(payload):
+        raise Shapeless
+    return properties
+
+
+def _table(payload: bytes, at: int, end: int) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    while at < end:
+        stop = at + 1 + payload[at]
+        name = payload[at + 1 : stop].decode("utf-8", "surrogatepass")
+        kind = payload[stop]
+        at = stop + 1
+        if kind == 0x53:  # S, a text
+            stop = at + 4 + _long(payload, at)[0]
+            values[name] = payload[at + 4 : stop].decode("utf-8", "surrogatepass")
+            at = stop
+        elif kind == 0x56:  # V, nothing
+            values[name] = None
+        elif kind in _NUMBERS:
+            _, size, unpack = _NUMBERS[kind]
+            (values[name],) = unpack(payload, at)
+            at += size
+        else:
+            values[name], at = _read_item(payload, at - 1)
+    if at != end:
+        raise Shapeless
+    return values
 
 
 class Value(NamedTuple):
@@ -208,7 +277,7 @@ def shape_of(payload: bytes) -> Shape:
 
 def _walk(payload: bytes, at: int, values: list[Value], headers: dict[str, Any]) -> int:
     """Note the values of a table and the names of those that are nothing; where it ends."""
-    (size,) = unpack_from(">I", payload, at)
+    (size,) = _long(payload, at)
     at += 4
     end = at + size
     while at < end:
@@ -220,13 +289,13 @@ def _walk(payload: bytes, at: int, values: list[Value], headers: dict[str, Any])
             raise Shapeless
         headers[name] = None
         if kind == 0x53:  # S, a text
-            (size,) = unpack_from(">I", payload, at + 1)
+            (size,) = _long(payload, at + 1)
             values.append(Value(at + 5, f"{size}s", name, True, is_text=True))
             at += 5 + size
         elif kind == 0x56:  # V, nothing
             at += 1
         elif kind in _NUMBERS:
-            code, size = _NUMBERS[kind]
+            code, size, _ = _NUMBERS[kind]
             values.append(Value(at + 1, code, name, True))
             at += 1 + size
         else:
@@ -240,7 +309,7 @@ def _walk(payload: bytes, at: int, values: list[Value], headers: dict[str, Any])
 
 def _size_of(payload: bytes, at: int, kind: int) -> int:
     if kind in b"FAx":
-        return 5 + int(unpack_from(">I", payload, at + 1)[0])
+        return 5 + int(_long(payload, at + 1)[0])
     if kind not in _SIZES:
         raise Shapeless
     return 1 + _SIZES[kind]
