@@ -15,11 +15,13 @@ import importlib
 import json
 import sys
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
 BATCH = 1000  # tasks per call where several are sent at once
 WARM_UP = 100  # sent before the time is taken: connections, caches
+PACE_WARM_UP = 5
 PROCESSES = (1, 2)
 
 
@@ -66,6 +68,8 @@ def rate(peer: Any, how: str, seconds: str) -> dict[str, Any]:
 
 def pace(peer: Any, count: str, per_s: str) -> dict[str, Any]:
     """Send evenly; a late one is sent at once and the next ones keep their times."""
+    peer.send("noop", PACE_WARM_UP)
+    time.sleep(0.2)
     started = time.monotonic()
     for number in range(int(count)):
         time.sleep(max(0.0, started + number / float(per_s) - time.monotonic()))
@@ -83,7 +87,9 @@ def spread(peer: Any, count: str, *queues: str) -> dict[str, Any]:
     return {}
 
 
-ROLES = {"describe": describe, "fill": fill, "rate": rate, "pace": pace, "spread": spread}
+ROLES: dict[str, Callable[..., dict[str, Any]]] = {
+    role.__name__: role for role in (describe, fill, rate, pace, spread)
+}
 
 
 def main() -> None:

@@ -41,6 +41,7 @@ class Field:
         self.contestant = contestant
         self.variant = variant
         self.timed = max(1000, int(contestant.rough_per_s * busy_s))
+        self._started = 0
         self.rates: dict[str, list[float]] = {}
         self.costs_us: dict[str, list[float]] = {}
 
@@ -54,7 +55,10 @@ class Field:
         self.stage.log.write_bytes(b"")
         (command,) = self.contestant.variants[self.variant]["2"]
         before: list[float] = []
-        name, chosen = self.contestant.name, [[*command, "-Q", ",".join(queues)]]
+        # Under a new name: the worker before was killed, and its name may still be taken.
+        self._started += 1
+        named = [*command, "-n", f"growth{self._started}@%h", "-Q", ",".join(queues)]
+        name, chosen = self.contestant.name, [named]
         with self.stage.working(name, "redis", chosen, db=db) as crew:
             skipped = math.ceil(self.timed * SKIPPED)
             crew.wait(self.timed, lambda: before.append(self._spent_s(crew)), skipped)
@@ -125,7 +129,7 @@ def table(growth: Growth, labels: dict[str, str]) -> str:
 
 def main() -> int:
     """Measure and print; exit 1 when a longer queue costs more than is promised."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="without 10⁶, one round")
     parser.add_argument("--only", choices=("umbel", "celery"))

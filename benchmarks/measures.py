@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from benchmarks.contestant import PACE_WARM_UP
 from benchmarks.peers.work import KINDS
 from benchmarks.stage import Contestant, Crew, Failed, Stage
 
@@ -134,13 +135,14 @@ def waiting(stage: Stage, setting: Setting, amounts: Amounts) -> Figures:
         crew.wait(warm_up)
         time.sleep(SETTLE_S)
         found = _idle(crew, amounts.idle_s)
-        stage.ask(name, broker, "pace", amounts.paced_count, PACED_PER_S)
-        crew.wait(warm_up + amounts.paced_count)
-        found |= _latencies("latency", crew, amounts.paced_count)
-        time.sleep(WAKE_GAP_S)
-        stage.ask(name, broker, "pace", amounts.wakes_count, 1 / WAKE_GAP_S)
-        crew.wait(warm_up + amounts.paced_count + amounts.wakes_count)
-        found |= _latencies("wake", crew, amounts.wakes_count)
+        for what, count, per_s in (
+            ("latency", amounts.paced_count, PACED_PER_S),
+            ("wake", amounts.wakes_count, 1 / WAKE_GAP_S),
+        ):
+            before = crew.done_count()
+            stage.ask(name, broker, "pace", count, per_s)
+            crew.wait(before + PACE_WARM_UP + count)
+            found |= _latencies(what, crew, count)
     return found
 
 

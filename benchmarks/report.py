@@ -55,15 +55,18 @@ def full(results: Results) -> str:
             parts += [f"### {label}: tasks per second, 2 processes", throughput(results, broker)]
     if events := with_events(results):
         parts += ["### With events for monitors (`-E`)", events]
-    parts += ["### Sending: tasks per second of one process", sending(results)]
-    parts += ["### A worker of 2 processes that waits", waits(results)]
+    if results.contestants("redis", "send-one") or results.contestants("amqp", "send-one"):
+        parts += ["### Sending: tasks per second of one process", sending(results)]
+    if rows := waits(results):
+        parts += ["### A worker of 2 processes that waits", rows]
     if results.data.get("growth"):
         labels = {name: results.label(name) for name in results.data["contestants"]}
         parts += [
             "### Long queues and many queues, Redis",
             growth.table(results.data["growth"], labels),
         ]
-    parts += ["### What is promised", bars(results)]
+    if results.data.get("bars"):
+        parts += ["### What is promised", bars(results)]
     parts += ["### Who ran how", who(results)]
     return "\n\n".join(parts)
 
@@ -145,7 +148,7 @@ def with_events(results: Results) -> str:
 
 def sending(results: Results) -> str:
     """One by one and in batches, on each broker."""
-    names = [n for n in results.data["contestants"] if _any(results, ("send-one",), n)]
+    names = {name: None for broker in BROKERS for name in results.contestants(broker, "send-one")}
     head = [
         "",
         *(f"{label}, {how}" for label in BROKERS.values() for how in ("one by one", "batched")),
@@ -174,7 +177,7 @@ def waits(results: Results) -> str:
                 for figure, (_, digits) in WAITS.items()
             )
             rows.append([f"{results.label(name)}, {label}", *values])
-    return table(["", *(title for title, _ in WAITS.values())], rows)
+    return table(["", *(title for title, _ in WAITS.values())], rows) if rows else ""
 
 
 def bars(results: Results) -> str:
@@ -219,12 +222,6 @@ def number(value: float | None, digits: int = 0) -> str:
 
 def _numeric(cell: str) -> bool:
     return cell == NONE or cell[:1].isdigit()
-
-
-def _any(results: Results, figures: Iterable[str], name: str) -> bool:
-    return any(
-        results.median(figure, broker, name) is not None for figure in figures for broker in BROKERS
-    )
 
 
 def _machine(results: Results) -> str:

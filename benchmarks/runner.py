@@ -195,7 +195,7 @@ def conclude(run: Run, whole: bool, missed: list[str]) -> int:
 
 def main() -> int:
     """Run, and exit with 1 when something was missed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one round, fewer tasks")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", action="append", choices=NAMES, metavar="NAME")
