@@ -147,11 +147,11 @@ def waiting(stage: Stage, setting: Setting, amounts: Amounts) -> Figures:
 
 
 def _idle(crew: Crew, seconds: float) -> Figures:
-    before, started = crew.usage(), time.monotonic()
+    before_s, started = crew.awake_s(), time.monotonic()
     time.sleep(seconds)
-    after = crew.usage()
-    spent = (after.cpu_s - before.cpu_s) / (time.monotonic() - started)
-    return {"idle-cpu-percent": 100 * spent, "rss-mib": after.rss_mib, "pss-mib": after.pss_mib}
+    spent = (crew.awake_s() - before_s) / (time.monotonic() - started)
+    rss_mib, pss_mib = crew.held_mib()
+    return {"idle-cpu-percent": 100 * spent, "rss-mib": rss_mib, "pss-mib": pss_mib}
 
 
 def _latencies(name: str, crew: Crew, count: int) -> Figures:

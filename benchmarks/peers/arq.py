@@ -38,9 +38,12 @@ class Defaults:
     keep_result = 0
 
 
-class Quick(Defaults):
-    """More at a time, looked for more often."""
+class Quick:
+    """More at a time, looked for more often; arq sees nothing that a class inherits."""
 
+    functions = Defaults.functions
+    redis_settings = _settings
+    keep_result = 0
     max_jobs = 100
     poll_delay = 0.01
 
