@@ -65,8 +65,18 @@ class Field:
             spent_s = self._spent_s(crew) - before[0]
             records = crew.records()
         times = sorted(at for _, _, at in records)[: self.timed]
-        self.rates.setdefault(key, []).append(rate(times))
+        found = rate(times)
+        print(f"growth       redis  {name:15} {key} {found:,.0f}", file=sys.stderr, flush=True)
+        self.rates.setdefault(key, []).append(found)
         self.costs_us.setdefault(key, []).append(1e6 * spent_s / (len(records) - skipped))
+
+    def measure_all(self, sizes: list[int]) -> None:
+        """Every size once, each in a database of its own."""
+        for db, size in enumerate(WAITING):
+            if size in sizes:
+                self.measure(f"waiting {size}", db, size, [DEFAULT_QUEUE])
+        for db, count in enumerate(QUEUES, start=len(WAITING)):
+            self.measure(f"queues {count}", db, 0, [f"queue{place}" for place in range(count)])
 
     def _spent_s(self, crew: Crew) -> float:
         return crew.cpu_s() + self.stage.redis_cpu_s()
@@ -89,26 +99,14 @@ def measure(
     stage.clear()
     busy_s = QUICK_BUSY_S if quick else BUSY_S
     fields = [Field(stage, contestant, variant, busy_s) for contestant, variant in contestants]
-    for _ in range(rounds):
-        for number, size in enumerate(WAITING):
-            for field in fields:
-                if field.contestant.name == "umbel" or size < 1_000_000:
-                    if quick and size > 100_000:
-                        continue
-                    field.measure(f"waiting {size}", number, size, [DEFAULT_QUEUE])
-                    _tell(field, f"waiting {size}")
-        for number, count in enumerate(QUEUES, start=len(WAITING)):
-            for field in fields:
-                queues = [f"queue{place}" for place in range(count)]
-                field.measure(f"queues {count}", number, 0, queues)
-                _tell(field, f"queues {count}")
+    sizes = [size for size in WAITING if not quick or size < 1_000_000]
+    for number in range(rounds):
+        for field in fields:
+            own = field.contestant.name == "umbel"
+            if own or number == 0:  # the other is for reference
+                field.measure_all([size for size in sizes if own or size < 1_000_000])
     stage.clear()  # a million messages are in the way of what comes next
     return {field.contestant.name: field.medians() for field in fields}
-
-
-def _tell(field: Field, key: str) -> None:
-    value = field.rates[key][-1]
-    print(f"growth  {field.contestant.name:15} {key:16} {value:9.0f} tasks/s", file=sys.stderr)
 
 
 def table(growth: Growth, labels: dict[str, str]) -> str:
@@ -140,7 +138,7 @@ def main() -> int:
         raise SystemExit("missing: " + "; ".join(found))
     with open_stage(("redis",)) as stage:
         contestants = [stage.describe(name) for name in names]
-        chosen = [(one, list(one.variants)[-1]) for one in contestants]
+        chosen = [(one, next(iter(one.variants))) for one in contestants]
         growth = measure(stage, chosen, 1 if options.quick else options.rounds, quick=options.quick)
     print(table(growth, {one.name: one.label for one in contestants}))
     if options.json:

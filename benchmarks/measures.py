@@ -38,12 +38,12 @@ class Amounts:
     wakes_count: int
 
 
-FULL = Amounts(busy_s=2.5, send_s=1.0, idle_s=4.0, paced_count=500, wakes_count=8)
-QUICK = Amounts(busy_s=0.8, send_s=0.4, idle_s=1.5, paced_count=150, wakes_count=3)
+FULL = Amounts(busy_s=2.0, send_s=1.0, idle_s=3.0, paced_count=400, wakes_count=6)
+QUICK = Amounts(busy_s=0.7, send_s=0.4, idle_s=1.5, paced_count=150, wakes_count=3)
 
 PACED_PER_S = 100
 WAKE_GAP_S = 0.5
-SETTLE_S = 1.5
+SETTLE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,6 @@ KINDS = {
     "1k-2": "1 KiB",
     "100k-2": "100 KiB",
     "incr-1": "INCR, 1 process",
-    "noop-1": "no-op, 1 process",
 }
 WAITS = {
     "latency-p50-ms": ("p50 ms", 2),

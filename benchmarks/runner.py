@@ -27,6 +27,8 @@ from benchmarks.stage import ROOT, Contestant, Failed, Stage, machine, missing, 
 from tests.servers import Missing
 
 MEASURES = ("incr", "kinds", "sending", "waiting", "events", "growth", "small")
+QUICK_MEASURES = ("incr", "kinds", "sending", "waiting", "events")
+OF_EACH = {"umbel", "celery"}  # the others have some measures less often
 KINDS = ("noop", "sleep", "1k", "100k")
 TRIAL_S = 1.0
 
@@ -36,7 +38,8 @@ class Run:
 
     def __init__(self, stage: Stage, options: argparse.Namespace) -> None:
         self.stage = stage
-        self.measures = options.measure or list(MEASURES)
+        self.measures = options.measure or (QUICK_MEASURES if options.quick else MEASURES)
+        self.chosen = bool(options.measure or options.only)
         self.rounds = 1 if options.quick else options.rounds
         self.quick = options.quick
         self.amounts: Amounts = measures.QUICK if options.quick else measures.FULL
@@ -77,7 +80,8 @@ class Run:
             for measure in self.measures:
                 # Each round begins with another one, so that no one is always first.
                 for setting in self._turned(number):
-                    self._take(measure, setting, number)
+                    if self._wanted(measure, setting, number):
+                        self._take(measure, setting, number)
         if "growth" in self.measures:
             self._growth()
         self.results.data["bars"] = bars.check(self.results)
@@ -88,21 +92,29 @@ class Run:
             for contestant in self.contestants:
                 if broker in contestant.brokers and broker in self.stage.brokers:
                     tried = [Setting(contestant, broker, name) for name in contestant.variants]
-                    best = tried[0] if len(tried) == 1 else max(tried, key=self._trial)
+                    sure = self.quick or len(tried) == 1
+                    best = tried[0] if sure else max(tried, key=self._trial)
                     chosen = self.results.data["variants"].setdefault(contestant.name, {})
                     chosen[broker] = best.variant
                     yield best
 
     def _trial(self, setting: Setting) -> float:
-        seconds = TRIAL_S * (0.5 if self.quick else 1)
         per_s = setting.contestant.rough_per_s
         try:
-            found = measures.throughput(self.stage, setting, ("incr",), 2, per_s, seconds)
+            found = measures.throughput(self.stage, setting, ("incr",), 2, per_s, TRIAL_S)
         except Failed as failed:
             self._failed(f"trial of {setting.contestant.name}, {setting.variant}", failed)
             return 0.0
         self._say("trial", setting, {setting.variant: found["incr-2"]})
         return found["incr-2"]
+
+    def _wanted(self, measure: str, setting: Setting, number: int) -> bool:
+        """Whether to take it: of the peers that are only there to be compared, not everything."""
+        if setting.contestant.name in OF_EACH or self.chosen:
+            return True
+        if measure == "waiting":
+            return number == 0 and not self.quick
+        return not (measure == "kinds" and self.quick)
 
     def _turned(self, number: int) -> list[Setting]:
         first = number % max(1, len(self.settings))
@@ -124,10 +136,10 @@ class Run:
         two, one = self._expected(setting, 2), self._expected(setting, 1)
         if measure == "incr":
             yield measures.throughput(stage, setting, ("incr",), 2, two, busy_s)
-            yield measures.throughput(stage, setting, ("incr",), 1, one, busy_s)
+            if not self.quick or self.chosen:
+                yield measures.throughput(stage, setting, ("incr",), 1, one, busy_s)
         elif measure == "kinds":
             yield measures.throughput(stage, setting, KINDS, 2, two, busy_s / 2)
-            yield measures.throughput(stage, setting, ("noop",), 1, one, busy_s / 2)
         elif measure == "events" and setting.contestant.events:
             yield measures.throughput(stage, setting, ("incr",), 2, two, busy_s, events=True)
         elif measure == "sending":

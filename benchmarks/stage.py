@@ -72,6 +72,7 @@ class Stage:
         self._amqp = RabbitMQServer(_made(directory / "rabbitmq")) if "amqp" in brokers else None
         self._runs = 0
         self._vhost = ""
+        self._touched = True  # a run on RabbitMQ leaves something behind
 
     def start(self) -> None:
         """Start the servers."""
@@ -91,18 +92,20 @@ class Stage:
         """Empty brokers and an empty log."""
         self._redis.client().flushall()
         self.log.write_bytes(b"")
-        if self._amqp is not None:
+        if self._amqp is not None and self._touched:
             if self._vhost:
                 self._amqp.delete_vhost(self._vhost)
             self._runs += 1
             self._vhost = f"bench{self._runs}"
             self._amqp.add_vhost(self._vhost)
+            self._touched = False
 
     def url(self, broker: str, db: int = 0) -> str:
         """Where the broker is."""
         if broker == "redis":
             return self._redis.url_of(db)
         assert self._amqp is not None
+        self._touched = True
         return self._amqp.url_of(self._vhost)
 
     def redis(self, db: int = 0) -> Any:
@@ -240,12 +243,12 @@ class Crew:
 
         The usual account is in steps of 10 ms, which is much for a worker that sleeps.
         """
-        told = [
-            path.read_text()
-            for process in self._processes()
-            for path in Path(f"/proc/{process.pid}/task").glob("*/schedstat")
-        ]
-        return sum(int(text.split()[0]) for text in told) / 1e9 if told else self.cpu_s()
+        told: list[int] = []
+        for process in self._processes():
+            for path in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
+                with contextlib.suppress(OSError):  # it has ended just now
+                    told.append(int(path.read_text().split()[0]))
+        return sum(told) / 1e9 if told else self.cpu_s()
 
     def held_mib(self) -> tuple[float, float]:
         """Memory of all processes: with what they share counted for each, and counted once."""

@@ -7,7 +7,8 @@ A module is imported in the environment of its library only, never by the run it
 - `BROKERS`, those of `redis` and `amqp` that it is measured on
 - `ACKS`, what happens to a task whose process dies, in a few words
 - `ROUGH_PER_S`, about what it reaches: only decides how many tasks are queued
-- `VARIANTS`, settings that are tried; the best of them is taken for each broker
+- `VARIANTS`, settings that are tried; the best is taken for each broker. The first is what
+  usually wins, which a quick run takes untried
 - `EVENTS`, the arguments that switch on events for monitors, or None
 - `send(kind, count)`, one call of the library per task
 - `send_batch`, the same in one call for all of them, or None where the library has no such call

@@ -14,7 +14,7 @@ PACKAGE = LABEL = "arq"
 BROKERS = ("redis",)
 ACKS = "run again after a time-out"
 ROUGH_PER_S = 500
-VARIANTS = ("defaults", "100 at a time, polled every 10 ms")
+VARIANTS = ("100 at a time, polled every 10 ms", "defaults")
 EVENTS = None
 
 QUIET = {"version": 1, "disable_existing_loggers": True}
@@ -48,7 +48,7 @@ class Quick:
     poll_delay = 0.01
 
 
-_CLASSES = {VARIANTS[0]: "Defaults", VARIANTS[1]: "Quick"}
+_CLASSES = {VARIANTS[0]: "Quick", VARIANTS[1]: "Defaults"}
 
 
 def send(kind: str, count: int) -> None:

@@ -14,7 +14,7 @@ LABEL = "RQ"
 BROKERS = ("redis",)
 ACKS = "kept as failed when the process dies"
 ROUGH_PER_S = 400
-VARIANTS = ("fork per task", "SimpleWorker")
+VARIANTS = ("SimpleWorker", "fork per task")
 EVENTS = None
 
 _CLASSES = {"fork per task": "rq.worker.Worker", "SimpleWorker": "rq.worker.SimpleWorker"}

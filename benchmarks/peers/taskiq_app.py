@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.peers.work import arguments, coroutines
 
-VARIANTS = ("defaults", "--no-parse")
+VARIANTS = ("--no-parse", "defaults")
 
 
 class Application:

@@ -183,6 +183,8 @@ def test_no_text_of_the_chart_leaves_the_picture(found: Results) -> None:
 def shown(page: str) -> Path:
     found = report.SECTION.search((ROOT / page).read_text())
     assert found is not None, f"{page} has no section of figures"
+    if found[1] == "none":
+        pytest.skip("no run is shown yet")
     return ROOT / found[1]
 
 
@@ -205,7 +207,6 @@ def test_the_run_that_is_shown_was_a_whole_one() -> None:
     assert set(data["contestants"]) == set(peers.NAMES)
     assert not data["quick"]
     assert not data["failures"]
-    assert data["bars"] == json.loads(json.dumps(data["bars"]))
     assert len(data["bars"]) == len(bars.BARS)
 
 
