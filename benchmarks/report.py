@@ -84,7 +84,7 @@ def short(results: Results) -> str:
         own, celery = (results.median("incr-2", broker, name) for name in ("umbel", "celery"))
         if own is None:
             continue
-        other = f"{others[0][1]:,.0f} ({results.label(others[0][0])})" if others else NONE
+        other = f"{others[0][1]:,.0f}, {results.label(others[0][0])}" if others else NONE
         lines.append(f"| {label}, tasks/s | {number(own)} | {number(celery)} | {other} |")
     parts.append("\n".join(lines))
     parts.append(
@@ -201,7 +201,7 @@ def who(results: Results) -> str:
             if len(set(variants.values())) > 1 or broker == next(iter(variants))
         )
         rows.append([known["label"], known["version"], chosen, known["acks"]])
-    return table(["", "version", "settings, the fastest of those tried", "a task is"], rows)
+    return table(["", "version", "settings, the fastest of those tried", "acknowledged"], rows)
 
 
 def table(head: list[str], rows: Iterable[list[str]]) -> str:

@@ -5,7 +5,7 @@ A module is imported in the environment of its library only, never by the run it
 
 - `PACKAGE`, the distribution whose version is told, and `LABEL`, its name in tables
 - `BROKERS`, those of `redis` and `amqp` that it is measured on
-- `ACKS`, what happens to a task whose process dies, in a few words
+- `ACKS`, when a task is acknowledged, in a few words
 - `ROUGH_PER_S`, about what it reaches: only decides how many tasks are queued
 - `VARIANTS`, settings that are tried; the best is taken for each broker. The first is what
   usually wins, which a quick run takes untried

@@ -12,7 +12,7 @@ from benchmarks.peers.work import arguments, coroutines
 
 PACKAGE = LABEL = "arq"
 BROKERS = ("redis",)
-ACKS = "run again after a time-out"
+ACKS = "none: runs again after a time-out"
 ROUGH_PER_S = 500
 VARIANTS = ("100 at a time, polled every 10 ms", "defaults")
 EVENTS = None

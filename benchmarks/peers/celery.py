@@ -11,7 +11,7 @@ from benchmarks.peers.work import BODIES, arguments
 PACKAGE = "celery"
 LABEL = "Celery"
 BROKERS = ("redis", "amqp")
-ACKS = "acknowledged before the task, after it with `acks_late`"
+ACKS = "before the task, after it with `acks_late`"
 ROUGH_PER_S = 800
 VARIANTS = ("prefetch 64", "prefetch 4")
 EVENTS = ["-E"]

@@ -11,7 +11,7 @@ from benchmarks.peers.work import BODIES, arguments
 
 PACKAGE = LABEL = "dramatiq"
 BROKERS = ("redis", "amqp")
-ACKS = "acknowledged after the task"
+ACKS = "after the task"
 ROUGH_PER_S = 2000
 VARIANTS = ("8 threads", "4 threads", "1 thread")
 EVENTS = None

@@ -10,7 +10,7 @@ from benchmarks.peers.work import BODIES, arguments
 
 PACKAGE = LABEL = "huey"
 BROKERS = ("redis",)
-ACKS = "none: lost when the process dies"
+ACKS = "none: what a dying process has is lost"
 ROUGH_PER_S = 1500
 VARIANTS = ("processes",)
 EVENTS = None

@@ -11,7 +11,7 @@ from benchmarks.peers import taskiq_app
 PACKAGE = "taskiq"
 LABEL = "taskiq (lists)"
 BROKERS = ("redis",)
-ACKS = "none: lost when the process dies"
+ACKS = "none: what a dying process has is lost"
 ROUGH_PER_S = 2800
 VARIANTS = taskiq_app.VARIANTS
 EVENTS = None

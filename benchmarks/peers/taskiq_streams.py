@@ -11,7 +11,7 @@ from benchmarks.peers import taskiq_app
 PACKAGE = "taskiq"
 LABEL = "taskiq (streams)"
 BROKERS = ("redis",)
-ACKS = "acknowledged after the task"
+ACKS = "after the task"
 ROUGH_PER_S = 2800
 VARIANTS = taskiq_app.VARIANTS
 EVENTS = None

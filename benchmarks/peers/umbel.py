@@ -10,7 +10,7 @@ from umbel import Umbel
 PACKAGE = "umbel"
 LABEL = "Umbel"
 BROKERS = ("redis", "amqp")
-ACKS = "acknowledged before the task, after it with `acks_late`"
+ACKS = "before the task, after it with `acks_late`"
 ROUGH_PER_S = 6000
 VARIANTS = ("defaults",)
 EVENTS = ["-E"]

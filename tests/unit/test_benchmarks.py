@@ -151,6 +151,25 @@ def test_a_section_replaces_what_is_between_the_markers() -> None:
         report.with_section("nothing here", "new.json", "new")
 
 
+def test_publishing_writes_both_pages_and_the_chart(
+    found: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "ROOT", tmp_path)
+    (tmp_path / "docs").mkdir()
+    for page in report.PAGES:
+        text = "text\n<!-- figures: none -->\nuntil then\n<!-- end of figures -->\n"
+        (tmp_path / page).write_text(text)
+    source = tmp_path / "benchmarks" / "results" / "2026-01-02.json"
+    found.write(source)
+    report.publish(source)
+    for page in report.PAGES:
+        text = (tmp_path / page).read_text()
+        assert text.startswith("text\n<!-- figures: benchmarks/results/2026-01-02.json -->\n")
+        assert "8,000" in text
+        assert "until then" not in text
+    assert (tmp_path / report.CHART).read_text() == chart.draw(found)
+
+
 # -- the chart -------------------------------------------------------------------------------
 
 
