@@ -8,7 +8,8 @@ tried on each broker, and the fastest is taken. What failed is named, and the ru
 
 A whole run writes benchmarks/results/DATE.json, shows it in docs/performance.md, the README and
 the chart, and exits with 1 when something that is promised was missed. `--quick` is for work on
-the code: one round, fewer tasks. It and a run of some parts only write a file of that name.
+the code: one round, fewer tasks, fewer measures of the peers, no trials. It writes quick.json, and
+a run of some parts partial.json.
 """
 
 from __future__ import annotations
@@ -188,7 +189,7 @@ def conclude(run: Run, whole: bool, missed: list[str]) -> int:
     results.write(kept)
     kept.with_suffix(".md").write_text(report.full(results) + "\n")
     print(report.full(results))
-    if whole:
+    if whole and not run.failures:  # pages show whole runs only
         report.publish(kept)
     print(f"\nkept in {kept.relative_to(ROOT)}")
     missed = [*run.failures, *(f"benchmarks/{name}.py" for name in missed)]

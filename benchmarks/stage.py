@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PEERS_PYTHON = ROOT / ".venv-bench" / "bin" / "python"
 OWN_LIBRARIES = ROOT / ".venv-bench" / "own"  # OWN_LIBRARIES/NAME comes first for NAME
 STALL_S = 20.0  # without any task done, a run has failed
+ANSWER_S = 300.0  # a million tasks are queued in much less
 COUNTER_DB = 15
 
 
@@ -147,15 +148,18 @@ class Stage:
     def ask(self, name: str, broker: str, role: str, *arguments: object, db: int = 0) -> Any:
         """Run `benchmarks.contestant` and return its answer."""
         command = [python_of(name), "-m", "benchmarks.contestant", name, role]
-        done = subprocess.run(
-            [*command, *map(str, arguments)],
-            cwd=ROOT,
-            env=self.environment(name, self.url(broker, db)),
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                [*command, *map(str, arguments)],
+                cwd=ROOT,
+                env=self.environment(name, self.url(broker, db)),
+                capture_output=True,
+                text=True,
+                timeout=ANSWER_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise Failed(f"{name} {role}: no end within {ANSWER_S:g} s") from None
         lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
         if done.returncode or not lines:
             raise Failed(f"{name} {role}: {(done.stderr or done.stdout)[-1500:]}")

@@ -119,6 +119,53 @@ def test_what_was_not_measured_is_no_bar(found: Results) -> None:
     assert (growth["met"], growth["got"]) == (False, 0.8)
 
 
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The pages and results of another tree."""
+    (tmp_path / "docs").mkdir()
+    for page in report.PAGES:
+        text = "text\n<!-- figures: none -->\nuntil then\n<!-- end of figures -->\n"
+        (tmp_path / page).write_text(text)
+    monkeypatch.setattr(report, "ROOT", tmp_path)
+    monkeypatch.setattr(runner, "ROOT", tmp_path)
+    return tmp_path
+
+
+def conclusion(found: Results, *, whole: bool, failures: tuple[str, ...] = ()) -> int:
+    found.data["bars"] = bars.check(found)
+    run = runner.Run.__new__(runner.Run)  # one that has ended
+    run.results, run.failures, run.quick = found, list(failures), False
+    return runner.conclude(run, whole, [])
+
+
+def test_a_run_that_missed_a_bar_names_it_and_exits_with_1(
+    found: Results, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert conclusion(found, whole=False) == 1
+    told = capsys.readouterr()
+    assert told.err == "missed: idle worker of 2 processes, CPU, Redis\n"
+    assert "MISSED idle worker of 2 processes, CPU, Redis: 1.50 % (<= 1)" in told.out
+    found.data["figures"]["idle-cpu-percent"]["redis"]["umbel"] = [0.5]
+    assert conclusion(found, whole=False) == 0
+
+
+def test_a_whole_run_misses_what_it_did_not_measure(
+    found: Results, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert conclusion(found, whole=True) == 1
+    unmeasured = len(bars.BARS) - len(bars.check(found))
+    assert f"missed: {unmeasured} bars were not measured" in capsys.readouterr().err
+
+
+def test_pages_show_whole_runs_without_a_failure_only(found: Results, elsewhere: Path) -> None:
+    before = (elsewhere / "README.md").read_text()
+    conclusion(found, whole=False)
+    conclusion(found, whole=True, failures=("incr of celery on Redis",))
+    assert (elsewhere / "README.md").read_text() == before
+    conclusion(found, whole=True)
+    assert "8,000" in (elsewhere / "README.md").read_text()
+
+
 # -- the report ------------------------------------------------------------------------------
 
 
@@ -151,23 +198,16 @@ def test_a_section_replaces_what_is_between_the_markers() -> None:
         report.with_section("nothing here", "new.json", "new")
 
 
-def test_publishing_writes_both_pages_and_the_chart(
-    found: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(report, "ROOT", tmp_path)
-    (tmp_path / "docs").mkdir()
-    for page in report.PAGES:
-        text = "text\n<!-- figures: none -->\nuntil then\n<!-- end of figures -->\n"
-        (tmp_path / page).write_text(text)
-    source = tmp_path / "benchmarks" / "results" / "2026-01-02.json"
+def test_publishing_writes_both_pages_and_the_chart(found: Results, elsewhere: Path) -> None:
+    source = elsewhere / "benchmarks" / "results" / "2026-01-02.json"
     found.write(source)
     report.publish(source)
     for page in report.PAGES:
-        text = (tmp_path / page).read_text()
+        text = (elsewhere / page).read_text()
         assert text.startswith("text\n<!-- figures: benchmarks/results/2026-01-02.json -->\n")
         assert "8,000" in text
         assert "until then" not in text
-    assert (tmp_path / report.CHART).read_text() == chart.draw(found)
+    assert (elsewhere / report.CHART).read_text() == chart.draw(found)
 
 
 # -- the chart -------------------------------------------------------------------------------
@@ -249,15 +289,6 @@ def test_each_contestant_has_the_whole_interface(name: str) -> None:
     assert functions.items() >= peers.FUNCTIONS.items()
     for optional, parameters in peers.OPTIONAL_FUNCTIONS.items():
         assert optional in assigned or functions[optional] == parameters
-
-
-def test_every_measure_can_be_chosen_alone() -> None:
-    named = set(re.findall(r'measure == "(\w+)"|"(\w+)" in (?:self|run)\.measures', _source()))
-    assert {one or other for one, other in named} == set(runner.MEASURES)
-
-
-def _source() -> str:
-    return Path(runner.__file__).read_text()
 
 
 def test_the_peers_packages_are_pinned_and_no_host_is_named() -> None:
