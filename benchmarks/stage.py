@@ -304,7 +304,8 @@ def missing() -> list[str]:
 
 @contextlib.contextmanager
 def open_stage(brokers: tuple[str, ...]) -> Iterator[Stage]:
-    """Servers that are up; gone in the end, with their files."""
+    """Servers that are up; gone in the end, with their files, also when asked to stop."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     # The log is in memory where that can be: appending to it is as cheap as can be.
     memory = Path("/dev/shm")
     place = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
