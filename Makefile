@@ -5,6 +5,7 @@
 BIN := .venv/bin
 PYTEST_ARGS ?=
 SOAK_ARGS ?=
+BENCH_ARGS ?=
 # A run that hangs is ended, and says where it stood.
 LIMIT := timeout --foreground --signal=INT --kill-after=60 40m
 
@@ -29,8 +30,9 @@ soak: setup  ## 100,000 simulated clusters under faults (SOAK_ARGS="--nodes 9");
 	@$(BIN)/umbel sim --seeds 100000 $(SOAK_ARGS)
 	@SOAK=1 $(BIN)/python -m pytest --timeout 7200 -o faulthandler_timeout=0 $$(grep -rl "tests.sizes" tests --include="test_*.py")
 
-bench: setup  ## measure the cost of a task over the raw transport
-	@$(BIN)/python benchmarks/overhead.py
+bench: setup  ## measure Umbel and its peers, 25 minutes (BENCH_ARGS="--quick" for a first look)
+	@scripts/bench-setup
+	@$(BIN)/python -m benchmarks.runner $(BENCH_ARGS)
 
 lint: setup  ## style, formatting, types, layers
 	$(BIN)/ruff check .
@@ -46,6 +48,6 @@ lock: setup  ## pin the development environment anew (LOCK_ARGS=--upgrade for th
 	@scripts/lock $(LOCK_ARGS)
 
 clean:  ## remove what was built, .venv included
-	rm -rf .venv .umbel .make build dist src/*.egg-info
+	rm -rf .venv .venv-bench .umbel .make build dist src/*.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
