@@ -43,8 +43,8 @@ PARTITIONS_PER_CORE: Final = 4
 # A shuffle is cut into parts that fit into memory and caches: one for so much of the log.
 PARTITION_BYTES: Final = 2**23
 PARTITIONS_MAX: Final = 2_000
-# A log of less, some ten thousand events, is small.
-SMALL_BYTES: Final = 2**21
+# A log of less, some ten thousand events, is small: there the two ways take about as long.
+SMALL_BYTES: Final = 2**20
 MEMORY_MIN_MIB, MEMORY_MAX_MIB = 1_024, 8_192
 REACH_TIMEOUT_S: Final = 5.0
 _JAVA_OPTIONS: Final = (
