@@ -19,6 +19,7 @@ rows, once. Then, in one run:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import platform
 import shutil
@@ -32,18 +33,8 @@ from typing import Any
 
 import duckdb
 
+from umbel.cluster import task_states as rules
 from umbel.cluster.event_rows import COLUMNS, PRESENT_BIT, row
-from umbel.cluster.task_states import (
-    CLASS_STATE,
-    CLASSES,
-    CUSTOM,
-    EVENT_CLASS,
-    FIELD_CLASSES,
-    READY_STATES,
-    STATE_CLASSES,
-    TASK_FIELDS,
-    TIMED_BY_ANY,
-)
 
 SEGMENT_ROWS = 50_000
 BATCHES = 20
@@ -216,22 +207,24 @@ def duckdb_fold(files: str) -> str:
     from umbel.pipeline.events import PREPARED
     from umbel.pipeline.task_fold import SUMMARY_FIELDS
 
-    kinds = " ".join(f"WHEN type = '{kind}' THEN '{name}'" for kind, name in EVENT_CLASS.items())
+    kinds = " ".join(
+        f"WHEN type = '{kind}' THEN '{name}'" for kind, name in rules.EVENT_CLASS.items()
+    )
     order_clock = PREPARED["order_clock"].replace("0L", "0")
     summary = ", ".join(
         f"max(CASE WHEN class = '{name}' THEN {_pack(fields)} END) AS {name}"
         for name, fields in SUMMARY_FIELDS.items()
     )
-    keys = ", ".join(f"{_key(name)} AS key_{name}" for name in CLASSES)
+    keys = ", ".join(f"{_key(name)} AS key_{name}" for name in rules.CLASSES)
     holder = " ".join(
         f"WHEN {name} IS NOT NULL AND coalesce(key_{name} > key_retried, true) THEN '{name}'"
-        for name in STATE_CLASSES
+        for name in rules.STATE_CLASSES
     )
     return f"""
         WITH events AS (
             SELECT *, {order_clock} AS order_clock,
                 coalesce(hostname || '.' || pid, hostname) AS origin,
-                CASE {kinds} ELSE '{CUSTOM}' END AS class
+                CASE {kinds} ELSE '{rules.CUSTOM}' END AS class
             FROM read_parquet('{files}', hive_partitioning = false) WHERE type LIKE 'task-%'
         ), summary AS (SELECT uuid, {summary} FROM events GROUP BY uuid),
         placed AS (SELECT *, {keys} FROM summary),
@@ -249,7 +242,7 @@ def _pack(fields: tuple[str, ...]) -> str:
 
 
 def _key(name: str) -> str:
-    kinds = {one: f"'{kind}'" for kind, one in EVENT_CLASS.items()}
+    kinds = {one: f"'{kind}'" for kind, one in rules.EVENT_CLASS.items()}
     parts = {field: f"{name}.{field}" for field in ("order_clock", "timestamp", "origin")}
     parts |= {"type": kinds.get(name, f"{name}.type"), "tie": f"{name}.tie"}
     packed = ", ".join(f"'{field}': {text}" for field, text in parts.items())
@@ -259,21 +252,21 @@ def _key(name: str) -> str:
 def _last(said: str, but: str = "") -> str:
     told = (
         f"CASE WHEN {name}.{said} IS NOT NULL THEN {{'key': key_{name}, 'said': {name}.{said}}} END"
-        for name in CLASSES
+        for name in rules.CLASSES
         if name != but
     )
     return f"greatest({', '.join(told)})"
 
 
 def _fields() -> str:
-    states = " ".join(f"WHEN '{name}' THEN '{state}'" for name, state in CLASS_STATE.items())
-    timed = ", ".join(f"'{name}'" for name in sorted(TIMED_BY_ANY))
+    states = " ".join(f"WHEN '{name}' THEN '{state}'" for name, state in rules.CLASS_STATE.items())
+    timed = ", ".join(f"'{name}'" for name in sorted(rules.TIMED_BY_ANY))
     timing = f"(CASE WHEN holder IN ({timed}) THEN last ELSE last_unreceived END).key"
     made = {
         "uuid": "uuid",
         "state": f"CASE holder {states} ELSE upper(substr(custom.type, 6)) END",
-        **{name: f"{name}.timestamp" for name in CLASS_STATE},
-        **{field: _field(field, classes) for field, classes in FIELD_CLASSES.items()},
+        **{name: f"{name}.timestamp" for name in rules.CLASS_STATE},
+        **{field: _field(field, classes) for field, classes in rules.FIELD_CLASSES.items()},
         "worker": "last_unsent.said",
         "client": "sent.hostname",
         "timestamp": f"{timing}.timestamp",
@@ -282,10 +275,10 @@ def _fields() -> str:
     }
     ready = " ".join(
         f"WHEN holder = '{name}' THEN {name}.timestamp"
-        for name, state in CLASS_STATE.items()
-        if state in READY_STATES
+        for name, state in rules.CLASS_STATE.items()
+        if state in rules.READY_STATES
     )
-    told = [f"{made[field]} AS {field}" for field in TASK_FIELDS]
+    told = [f"{made[field]} AS {field}" for field in rules.TASK_FIELDS]
     return ", ".join([*told, f"CASE {ready} END AS finished"])
 
 
@@ -320,14 +313,22 @@ class BySpark:
 
         return storage.read_log(self.spark, storage.open_log(str(log)))
 
+    def sized(self, log: Path) -> contextlib.AbstractContextManager[None]:
+        """The session as a build of this log has it."""
+        from umbel.pipeline.places import Place
+        from umbel.pipeline.session import sized
+
+        return sized(self.spark, Place(str(log)).bytes_in("events"))
+
     def fold(self, log: Path) -> float:
         """From the log to no sink."""
         from umbel.pipeline.events import prepare
         from umbel.pipeline.task_fold import summarise, tasks
 
         began = time.perf_counter()
-        made = tasks(summarise(prepare(self.raw(log))))
-        made.write.format("noop").mode("overwrite").save()
+        with self.sized(log):
+            made = tasks(summarise(prepare(self.raw(log))))
+            made.write.format("noop").mode("overwrite").save()
         return time.perf_counter() - began
 
     def count(self, log: Path) -> tuple[int, int]:
@@ -337,13 +338,13 @@ class BySpark:
 
     def timeline(self, log: Path) -> float:
         """From the log to the table, written."""
-        from umbel.pipeline.events import prepare, unique
-        from umbel.pipeline.tables import TABLES, Inputs
+        from umbel.pipeline.events import prepare
+        from umbel.pipeline.tables.timeline import timeline
 
         began = time.perf_counter()
-        events = unique(prepare(self.raw(log)))
-        made = TABLES["timeline"](Inputs(self.spark, events, events))
-        made.write.mode("overwrite").parquet(str(self.directory / "timeline"))
+        with self.sized(log):
+            made = timeline(prepare(self.raw(log)), is_unique=False)
+            made.write.mode("overwrite").parquet(str(self.directory / "timeline"))
         return time.perf_counter() - began
 
     def increments(self, log: Path) -> tuple[float, list[float], float]:
@@ -363,8 +364,9 @@ class BySpark:
         began = time.perf_counter()
         run, tiers = builder.new_run(), builder.open_tiers()
         builder.advance(run, tiers)
-        made = tasks(tiers.summary(self.spark))
-        Publication(self.spark, Place(options.tables), run.run).publish(made, "tasks")
+        with self.sized(log):
+            made = tasks(tiers.summary(self.spark))
+            Publication(self.spark, Place(options.tables), run.run).publish(made, "tasks")
         return time.perf_counter() - began, run.batch_seconds, run.timings["compaction"]
 
 

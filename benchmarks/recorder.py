@@ -5,7 +5,8 @@ messages of 100, and a recorder writes them to a log. *Live* both run at the sam
 the machine; *backlog* the events are there when the recorder starts. *Raw* is live too, but the
 messages are only taken and acknowledged: what a publisher gets through the broker at best. Each is
 a process of its own. Time runs from the first message that is taken to the last segment that is
-flushed; memory is the greatest that the process ever had. Run it on an otherwise idle machine.
+flushed; memory is the greatest that the process ever had, and processor time all that it took,
+its start included. Run it on an otherwise idle machine.
 
     python benchmarks/recorder.py [--events 300000] [--rounds 3] [--broker redis|amqp] [--json FILE]
 """
@@ -132,8 +133,10 @@ def say(told: dict[str, Any]) -> None:
 def report(events: int, started: float, **more: Any) -> None:
     """How fast it was, and how big."""
     took_s = time.perf_counter() - started
-    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    say({"per_s": events / took_s, "took_s": took_s, "peak_mb": peak_mb, **more})
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    cpu_us = (used.ru_utime + used.ru_stime) / events * 1e6
+    told = {"per_s": events / took_s, "took_s": took_s, "peak_mb": used.ru_maxrss / 1024}
+    say({**told, "cpu_us": cpu_us, **more})
 
 
 # -- a round ---------------------------------------------------------------------------------
@@ -230,13 +233,14 @@ def measure(kind: str, server: Any, events: int, rounds: int) -> dict[str, Any]:
             last = found[role][-1]
             print(
                 f"  {kind} {role}: {last['per_s']:,.0f} events/s, {last['peak_mb']:.0f} MB, "
-                f"sent at {last['sent_per_s']:,.0f}/s",
+                f"{last['cpu_us']:.0f} us of CPU an event, sent at {last['sent_per_s']:,.0f}/s",
                 flush=True,
             )
     table = {
         role: {
             "per_s": statistics.median(one["per_s"] for one in ones),
             "peak_mb": max(one["peak_mb"] for one in ones),
+            "cpu_us": statistics.median(one["cpu_us"] for one in ones),
         }
         for role, ones in found.items()
     }

@@ -57,3 +57,9 @@ def rows(tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
         return table.to_pylist()
 
     return read
+
+
+@pytest.fixture
+def only_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the other tables where they do not matter: each costs a job or two."""
+    monkeypatch.setattr("umbel.pipeline.build.TABLES", {})

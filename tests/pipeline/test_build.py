@@ -22,7 +22,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.disks import small_disk
 from tests.pipeline.conftest import JAVA_OPTIONS
+from tests.pipeline.kills import Killer
 from tests.pipeline.worlds import (
     START,
     Event,
@@ -75,12 +77,6 @@ def world(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Worl
     return made
 
 
-@pytest.fixture
-def only_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the other tables where they do not matter: each costs a job or two."""
-    monkeypatch.setattr("umbel.pipeline.build.TABLES", {})
-
-
 def comparable(rows: list[dict[str, Any]]) -> list[str]:
     """Rows of a table, in an order of their own."""
     return sorted(json.dumps(row, sort_keys=True, default=str) for row in rows)
@@ -120,46 +116,6 @@ def test_runs_has_a_row_for_the_run_with_what_it_counted(world: World, rows: Row
     assert {"events", "fold", "tasks"} <= json.loads(run["timings"]).keys()
 
 
-class Killed(RuntimeError):
-    """Stands for the end of the process: nothing after it runs."""
-
-
-class Killer:
-    """Ends the run at the n-th of the steps that a kill could come between."""
-
-    STEPS = ("Tiers.save before", "Tiers.save after", "Tiers._write after", "Place.remove before")
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from umbel.pipeline.places import Place
-        from umbel.pipeline.storage import Tiers
-
-        self.left: int | None = None
-        self.kills: list[str] = []
-        for owner in (Tiers, Place):
-            for name in ("save", "_write", "remove"):
-                if hasattr(owner, name):
-                    label = f"{owner.__name__}.{name}"
-                    monkeypatch.setattr(owner, name, self._around(label, getattr(owner, name)))
-
-    def _around(self, label: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def step(*args: Any, **kwargs: Any) -> Any:
-            self._maybe(f"{label} before")
-            made = real(*args, **kwargs)
-            self._maybe(f"{label} after")
-            return made
-
-        return step
-
-    def _maybe(self, step: str) -> None:
-        if self.left is None or step not in self.STEPS:
-            return
-        self.left -= 1
-        if self.left == 0:
-            self.left = None
-            self.kills.append(step)
-            raise Killed(step)
-
-
 def test_increments_with_kills_between_all_steps_give_the_same_tables(
     spark: SparkSession,
     world: World,
@@ -167,8 +123,7 @@ def test_increments_with_kills_between_all_steps_give_the_same_tables(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from umbel.pipeline.build import Builder, Options, build
-    from umbel.pipeline.places import Place
+    from umbel.pipeline.build import Options, build
 
     dice = random.Random(5)
     killer = Killer(monkeypatch)
@@ -179,16 +134,7 @@ def test_increments_with_kills_between_all_steps_give_the_same_tables(
     )
     for number in range(INCREMENTS):
         writer.add(parts[number::INCREMENTS])
-        killer.left = dice.randint(1, 7)
-        for _ in range(3):
-            builder = Builder(spark, Place(options.log), Place(options.tables), options)
-            try:
-                builder.advance(builder.new_run(), builder.open_tiers())
-            except Exception:
-                assert killer.left is None, "nothing but a kill ends a run"
-            else:
-                break
-        killer.left = None
+        killer.advance(spark, options, dice.randint(1, 7))
     assert len(killer.kills) >= INCREMENTS // 2, killer.kills
     writer.add_quarantined(3)
     run = build(options, spark)
@@ -430,6 +376,30 @@ def test_a_target_that_can_not_be_written_is_one_line(small: LogWriter, tmp_path
     (tmp_path / "file").write_text("")
     with pytest.raises(HistoryError, match=r"cannot write .*Not a directory"):
         build(Options(log=str(small.directory), tables=str(tmp_path / "file/tables")))
+
+
+@pytest.mark.usefixtures("only_tasks")
+def test_a_disk_without_room_is_one_line_and_the_tables_stay(
+    spark: SparkSession, small: LogWriter, rows: Rows, tmp_path: Path
+) -> None:
+    from umbel.pipeline.build import Options, build
+
+    with small_disk(tmp_path / "disk", mebibytes=8) as disk:
+        tables = disk.path / "tables"
+        options = Options(log=str(small.directory), tables=str(tables))
+        build(options, spark)
+        before = (tables / "_tables.json").read_bytes()
+        small.add(cluster(40, seed=3))
+        disk.fill()
+        with pytest.raises(HistoryError, match=r"^[^\n]*(?i:no space left on device)[^\n]*$"):
+            build(options, spark)
+        assert (tables / "_tables.json").read_bytes() == before
+        wanted = folded(cluster(40, seed=2))
+        assert differences(rows(tables, "tasks"), wanted) == []
+        disk.free()
+        build(options, spark)
+        wanted = folded([*cluster(40, seed=2), *cluster(40, seed=3)])
+        assert differences(rows(tables, "tasks"), wanted) == []
 
 
 def test_two_builds_do_not_write_the_same_tables(small: LogWriter, tmp_path: Path) -> None:

@@ -29,13 +29,13 @@ from typing import Any, Final
 
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql.functions import expr
+from pyspark.sql.streaming.query import StreamingQuery
 
 from umbel.pipeline import storage, task_fold
 from umbel.pipeline.errors import HistoryError
-from umbel.pipeline.events import prepare, unique
+from umbel.pipeline.events import once, prepare, unique
 from umbel.pipeline.places import Place
-from umbel.pipeline.schemas import schema
-from umbel.pipeline.session import LOCAL, explaining, session
+from umbel.pipeline.session import LOCAL, PARTITION_BYTES, explaining, is_small, session, sized
 from umbel.pipeline.storage import Publication, Tiers
 from umbel.pipeline.tables import TABLES, Inputs
 from umbel.pipeline.tables.tasks import tasks as tasks_table
@@ -64,7 +64,6 @@ RUN_KINDS: Final = {
     "master": "text",
     "version": "text",
 }
-RUNS: Final = schema(RUN_KINDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +217,14 @@ class Builder:
         began = time.monotonic()
         stream = storage.stream_log(self.spark, self.log, self.options.files_per_batch)
         writer = stream.writeStream.foreachBatch(take).trigger(availableNow=True)
-        query = writer.option("checkpointLocation", tiers.checkpoint_url).start()
+        writer = writer.option("checkpointLocation", tiers.checkpoint_url)
+        # A batch does not grow with the log.
+        with sized(self.spark, min(self.log.bytes_in("events"), PARTITION_BYTES)):
+            self._await(writer.start())
+        run.timed("increments", began)
+        return len(run.batch_seconds) - before
+
+    def _await(self, query: StreamingQuery) -> None:
         try:
             query.awaitTermination()
         except Exception:
@@ -227,8 +233,6 @@ class Builder:
             raise
         finally:
             query.stop()
-            run.timed("increments", began)
-        return len(run.batch_seconds) - before
 
     def _take(self, run: Run, tiers: Tiers, rows: DataFrame, number: int) -> None:
         began = time.monotonic()
@@ -250,19 +254,28 @@ class Builder:
         """Make all tables and let everybody see them; without a summary, by a batch."""
         publication = Publication(self.spark, self.tables, run.run)
         try:
-            self._make(run, publication, summary)
-            run.quarantined = storage.count_quarantined(self.spark, self.log)
+            log_bytes = self.log.bytes_in("events")
+            with sized(self.spark, log_bytes):
+                each = unique if is_small(log_bytes) else once
+                self._make(run, publication, summary, each)
+            run.quarantined = storage.count_quarantined(self.log)
             run.tasks = publication.made["tasks"]["rows"]
             run.seconds = time.time() - run.began
-            publication.publish(self._runs(publication, run), "runs")
+            publication.publish_few(self._runs(publication, run), RUN_KINDS, "runs")
             publication.commit()
         finally:
             publication.clean()
             self.spark.catalog.clearCache()
 
-    def _make(self, run: Run, publication: Publication, summary: DataFrame | None) -> None:
+    def _make(
+        self,
+        run: Run,
+        publication: Publication,
+        summary: DataFrame | None,
+        each: Callable[[DataFrame], DataFrame],
+    ) -> None:
         raw = storage.read_log(self.spark, self.log, self.options.since)
-        events = self._step(run, "events", lambda: publication.keep(unique(prepare(raw)), "events"))
+        events = self._step(run, "events", lambda: publication.keep(each(raw), "events"))
         run.rows, run.kept = _counts(events)
         if summary is None:
             run.read, summary = run.rows, task_fold.summarise(prepare(raw))
@@ -283,15 +296,12 @@ class Builder:
         run.timed(name, began)
         return made
 
-    def _runs(self, publication: Publication, run: Run) -> DataFrame:
-        before = publication.published("runs")
-        rows = [] if before is None else before.orderBy("run").tail(RUNS_MAX - 1)
+    def _runs(self, publication: Publication, run: Run) -> list[dict[str, Any]]:
+        before = sorted(publication.published_few("runs"), key=lambda one: str(one["run"]))
         told: dict[str, Any] = {name: getattr(run, name, None) for name in RUN_KINDS}
         told |= {"batches": len(run.batch_seconds), "master": self.options.master}
         told |= {"timings": _rounded(run.timings), "version": __version__}
-        every = [*(row.asDict() for row in rows), told]
-        values = [[one.get(name) for name in RUN_KINDS] for one in every]
-        return self.spark.createDataFrame(values, RUNS).coalesce(1)
+        return [*before[-(RUNS_MAX - 1) :], told]
 
 
 def _published(

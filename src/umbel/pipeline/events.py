@@ -14,11 +14,14 @@
 Events are ordered by `ORDER`. Strings compare by their bytes in Spark, by code points in Python:
 in UTF-8 that is the same order.
 
-`unique` makes one row of all that have the same `event_rows.IDENTITY`. Recorders may write an
-event twice, and then only when and by whom it was received differs: the first receipt is kept. If
-senders put different things under one identity, each column has the greatest of its values, so
-that the answer does not depend on the order of rows. A table that asks for few columns pays for
-few: Catalyst leaves out the others. `copies` is how often the event was in the log.
+`unique` makes one row of all that have the same `event_rows.IDENTITY`, with the columns that tables
+read (`READ`). Recorders may write an event twice, and then only when and by whom it was received
+differs: the first receipt is kept. If senders put different things under one identity, each column
+has the greatest of its values, so that the answer does not depend on the order of rows. `copies`
+is how often the event was in the log.
+
+`once` gives the same rows, much faster where there are many and few of them come twice: it looks
+first which identities do, by a number made of them, and lets all other rows through as they are.
 
 The fold of tasks takes all events, not the unique ones: duplicates do not matter to it.
 """
@@ -28,9 +31,9 @@ from __future__ import annotations
 from typing import Final
 
 from pyspark.sql import DataFrame
-from pyspark.sql.functions import expr
+from pyspark.sql.functions import broadcast, expr
 
-from umbel.cluster.event_rows import COLUMNS, IDENTITY
+from umbel.cluster.event_rows import ELECTION, IDENTITY, NODE
 from umbel.cluster.task_states import CUSTOM, EVENT_CLASS
 
 ORDER: Final = ("order_clock", "timestamp", "origin")
@@ -44,7 +47,20 @@ PREPARED: Final = {
     "incarnation": "coalesce(inc, pid)",
     "minute": "CAST(floor(timestamp / 60) * 60 AS DOUBLE)",
 }
-_FIRST: Final = frozenset({"received", "recorder"})
+# What tables read of an event beyond its identity. The whole of it is read of few types only.
+_WHOLE: Final = "('worker-elect', 'worker-revocation')"
+READ: Final = {
+    **{name: name for name in ("seq", "sync", "tie", "name", "parent_id", "runtime", "exception")},
+    **{name: name for name in ("terminated", "expired", "requeue", *NODE, *ELECTION, "received")},
+    "raw": f"IF(type IN {_WHOLE}, raw, NULL)",
+}
+_FIRST: Final = frozenset({"received"})
+# So many identities may be sent to every executor; of more, all rows are sorted.
+REPEATED_MAX: Final = 1_000_000
+# Zero and minus zero are one timestamp.
+_NUMBER: Final = "xxhash64({})".format(
+    ", ".join("timestamp + 0.0D" if name == "timestamp" else name for name in IDENTITY)
+)
 
 
 def prepare(raw: DataFrame) -> DataFrame:
@@ -52,9 +68,30 @@ def prepare(raw: DataFrame) -> DataFrame:
     return raw.selectExpr("*", *(f"{text} AS {name}" for name, text in PREPARED.items()))
 
 
-def unique(events: DataFrame) -> DataFrame:
-    """One row for each event, however often it was recorded; see the module's text."""
-    others = (name for name in COLUMNS if name not in IDENTITY)
-    kept = (expr(f"{'min' if name in _FIRST else 'max'}({name})").alias(name) for name in others)
-    grouped = events.groupBy(*IDENTITY).agg(*kept, expr("count(1)").alias("copies"))
-    return prepare(grouped)
+def unique(rows: DataFrame) -> DataFrame:
+    """One row for each event, prepared, however often it was recorded; see the module's text."""
+    kept = (
+        expr(f"{'min' if name in _FIRST else 'max'}({text})").alias(name)
+        for name, text in READ.items()
+    )
+    return prepare(rows.groupBy(*IDENTITY).agg(*kept, expr("count(1)").alias("copies")))
+
+
+def once(rows: DataFrame) -> DataFrame:
+    """The rows of `unique`, in another order; runs a job to see which come more than once."""
+    numbered = rows.selectExpr("*", f"{_NUMBER} AS number")
+    repeated = numbered.groupBy("number").count().where("count > 1").select("number").persist()
+    count = repeated.count()
+    if count == 0:
+        return _each(rows)
+    if count > REPEATED_MAX:
+        return unique(rows)
+    few = broadcast(repeated)
+    single = numbered.join(few, "number", "left_anti")
+    return _each(single).unionByName(unique(numbered.join(few, "number", "left_semi")))
+
+
+def _each(rows: DataFrame) -> DataFrame:
+    """Rows of which each is another event."""
+    read = (f"{text} AS {name}" for name, text in READ.items())
+    return prepare(rows.selectExpr(*IDENTITY, *read, "1L AS copies"))

@@ -15,7 +15,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final, cast
 
 from umbel.pipeline.errors import HistoryError
 
@@ -72,14 +72,28 @@ class Place:
                 return Path(self._root, path).stat().st_size
             return int(self._fs.size(self._inside(path)))
 
+    def open(self, path: str) -> contextlib.AbstractContextManager[BinaryIO]:
+        """A file for reading from anywhere in it."""
+        if self._fs is None:
+            return Path(self._root, path).open("rb")
+        return cast("BinaryIO", self._fs.open(self._inside(path), "rb"))
+
+    def bytes_in(self, folder: str) -> int:
+        """How many bytes the files of a folder have, those in folders of it included."""
+        with self._doing("read"):
+            try:
+                if self._fs is not None:
+                    return int(self._fs.du(self._inside(folder)))
+                return sum(_size(path) for path in Path(self._root, folder).rglob("*"))
+            except FileNotFoundError:
+                return 0
+
     def read_json(self, path: str) -> Any:
         """The content of a small file; None when there is none."""
         with self._doing("read"):
             try:
-                if self._fs is None:
-                    content = Path(self._root, path).read_bytes()
-                else:
-                    content = self._fs.cat_file(self._inside(path))
+                with self.open(path) as file:
+                    content = file.read()
             except FileNotFoundError:
                 return None
         try:
@@ -89,7 +103,10 @@ class Place:
 
     def write_json(self, path: str, content: Any) -> None:
         """Put a small file there, durably; whoever reads sees the old or the new one."""
-        data = json.dumps(content, indent=1).encode()
+        self.write(path, json.dumps(content, indent=1).encode())
+
+    def write(self, path: str, data: bytes) -> None:
+        """As `write_json`, of any content."""
         with self._doing("write"):
             if self._fs is not None:
                 self._fs.pipe_file(self._inside(path), data)
@@ -168,6 +185,13 @@ class Place:
             if self._fs is None:
                 raise
             raise HistoryError(f"cannot {verb} {self.shown}: {exc}") from exc
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:  # removed meanwhile
+        return 0
 
 
 def _flush_folder(path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+import pyarrow as pa
 from pyspark.sql.types import (
     BooleanType,
     DataType,
@@ -29,12 +30,12 @@ KIND_TYPES: Final[dict[str, DataType]] = {
     "number": DoubleType(),
     "flag": BooleanType(),
 }
-QUARANTINE_COLUMNS: Final = {
-    "reason": "text",
-    "received": "number",
-    "recorder": "text",
-    "raw": "text",
-    "encoded": "flag",
+# The same for Arrow, for files that are too small for Spark.
+_ARROW_TYPES: Final = {
+    "text": pa.string(),
+    "whole": pa.int64(),
+    "number": pa.float64(),
+    "flag": pa.bool_(),
 }
 
 
@@ -43,5 +44,9 @@ def schema(kinds: Mapping[str, str]) -> StructType:
     return StructType([StructField(name, KIND_TYPES[kind]) for name, kind in kinds.items()])
 
 
+def arrow_schema(kinds: Mapping[str, str]) -> pa.Schema:
+    """As `schema`, for Arrow."""
+    return pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in kinds.items()])
+
+
 LOG: Final = schema(COLUMNS)
-QUARANTINE: Final = schema(QUARANTINE_COLUMNS)

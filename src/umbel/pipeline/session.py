@@ -7,9 +7,11 @@ that matter, each measured:
 - The parallel collector: a fold is 10 to 15 % faster, for pauses that nobody notices here.
 - Java compiles methods of any length: the generated ones of the fold are long, and would stay
   interpreted, which takes twice the time.
-- Adaptive plans on; on one machine four shuffle partitions a core: they fit into memory, and
-  adaptive plans join small ones.
+- Adaptive plans on; on one machine at least four shuffle partitions a core, more for a big log:
+  they fit into memory, and adaptive plans join small ones.
+- Files are read in parts of some hundred thousand events: what is sorted there fits into caches.
 - UTC, zstd, no web page, no progress bar of Spark's own.
+- For a small log none of that pays off: no code is generated and plans are simple (`SMALL`).
 
 The Java process writes its messages to a file that is removed with the session; what goes wrong
 comes up as one line (`explaining`).
@@ -38,11 +40,23 @@ if TYPE_CHECKING:
 
 LOCAL: Final = "local[*]"
 PARTITIONS_PER_CORE: Final = 4
+# A shuffle is cut into parts that fit into memory and caches: one for so much of the log.
+PARTITION_BYTES: Final = 2**23
+PARTITIONS_MAX: Final = 2_000
+# A log of less, some ten thousand events, is small: there the two ways take about as long.
+SMALL_BYTES: Final = 2**20
 MEMORY_MIN_MIB, MEMORY_MAX_MIB = 1_024, 8_192
 REACH_TIMEOUT_S: Final = 5.0
 _JAVA_OPTIONS: Final = (
     "-XX:+UseParallelGC -XX:-DontCompileHugeMethods -Duser.language=en -Duser.country=US"
 )
+# To plan, write and compile code for some thousand events takes longer than to do without.
+SMALL: Final = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
 _LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 _QUIET: Final = """\
 rootLogger.level = error
@@ -102,6 +116,7 @@ def _settings(master: str, directory: Path, java_options: str) -> dict[str, str]
         "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.sql.legacy.parquet.nanosAsLong": "false",
         "spark.sql.files.openCostInBytes": str(2**20),
+        "spark.sql.files.maxPartitionBytes": str(2**24),
         "spark.sql.streaming.metricsEnabled": "false",
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         "spark.driver.extraJavaOptions": f"{_JAVA_OPTIONS} {log_to} {java_options}",
@@ -119,6 +134,27 @@ def _memory_mib() -> int:
     """A third of what the machine has, within bounds."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
     return max(MEMORY_MIN_MIB, min(total // 3, MEMORY_MAX_MIB))
+
+
+def is_small(log_bytes: int) -> bool:
+    """Whether a log is so small that everything is to be done the simple way."""
+    return log_bytes < SMALL_BYTES
+
+
+@contextlib.contextmanager
+def sized(spark: SparkSession, log_bytes: int) -> Iterator[None]:
+    """The session with the settings that suit a log of this size, for a while."""
+    partitions = "spark.sql.shuffle.partitions"
+    wanted = max(int(spark.conf.get(partitions) or 0), log_bytes // PARTITION_BYTES)
+    settings = SMALL if is_small(log_bytes) else {partitions: str(min(wanted, PARTITIONS_MAX))}
+    before = {name: spark.conf.get(name) for name in settings}
+    try:
+        for name, value in settings.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name, former in before.items():
+            spark.conf.set(name, str(former))
 
 
 # -- before anything is started ----------------------------------------------------------------

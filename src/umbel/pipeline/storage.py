@@ -19,11 +19,13 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Self
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from umbel.pipeline import schemas, task_fold
@@ -124,12 +126,20 @@ def checked(rows: DataFrame) -> DataFrame:
     return rows.where(f"CASE WHEN {_BROKEN} THEN raise_error({text}) ELSE true END")
 
 
-def count_quarantined(spark: SparkSession, log: Place) -> int:
+def count_quarantined(log: Place) -> int:
     """How many events the recorders refused."""
-    if not has_segments(log, "quarantine"):
+    return sum(_count_rows(log, path) for path in segments(log, "quarantine"))
+
+
+def _count_rows(place: Place, path: str) -> int:
+    """The rows of a Parquet file, by its last bytes: a job of Spark takes longer."""
+    try:
+        with place.open(path) as file:
+            return int(pq.read_metadata(file).num_rows)
+    except FileNotFoundError:  # compacted away meanwhile
         return 0
-    reader = spark.read.schema(schemas.QUARANTINE).option("recursiveFileLookup", "true")
-    return reader.parquet(log.at("quarantine")).count()
+    except (pa.ArrowException, OSError) as exc:
+        raise HistoryError(f"cannot read {place.shown}/{path}: {exc}") from exc
 
 
 # -- the tables --------------------------------------------------------------------------------
@@ -154,9 +164,17 @@ class Publication:
         path = f"{name}/v={self.run}"
         rows.write.mode("overwrite").parquet(self.tables.at(path))
         self.tables.flush(path)
-        written = self.spark.read.schema(rows.schema).parquet(self.tables.at(path))
-        self.made[name] = {"path": path, "rows": written.count()}
-        return written
+        names = (one for one in self.tables.names(path) if one.endswith(".parquet"))
+        count = sum(_count_rows(self.tables, f"{path}/{one}") for one in names)
+        self.made[name] = {"path": path, "rows": count}
+        return self.spark.read.schema(rows.schema).parquet(self.tables.at(path))
+
+    def publish_few(self, rows: list[dict[str, Any]], kinds: Mapping[str, str], name: str) -> None:
+        """Write one table of few rows, without Spark."""
+        path, sink = f"{name}/v={self.run}", pa.BufferOutputStream()
+        pq.write_table(pa.Table.from_pylist(rows, schemas.arrow_schema(kinds)), sink)
+        self.tables.write(f"{path}/part-0.parquet", sink.getvalue().to_pybytes())
+        self.made[name] = {"path": path, "rows": len(rows)}
 
     def keep(self, rows: DataFrame, name: str) -> DataFrame:
         """Write what several tables are made of; gives it as it was written."""
@@ -164,11 +182,18 @@ class Publication:
         rows.write.mode("overwrite").parquet(self.tables.at(path))
         return self.spark.read.schema(rows.schema).parquet(self.tables.at(path))
 
-    def published(self, name: str) -> DataFrame | None:
-        """A table of the last run that was committed."""
+    def published_few(self, name: str) -> list[dict[str, Any]]:
+        """The rows of a table of the last run that was committed, if it has one."""
         index = self.tables.read_json(INDEX) or {}
         entry = index.get("tables", {}).get(name)
-        return None if entry is None else self.spark.read.parquet(self.tables.at(entry["path"]))
+        if entry is None:
+            return []
+        found: list[dict[str, Any]] = []
+        for one in self.tables.names(entry["path"]):
+            if one.endswith(".parquet"):
+                with self.tables.open(f"{entry['path']}/{one}") as file:
+                    found += pq.read_table(file).to_pylist()
+        return found
 
     def commit(self) -> None:
         """From now on these are the tables."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.disks import small_disk
 from tests.recording import rows_of, unique
 from tests.servers import wait_until
 from umbel import Umbel
@@ -272,6 +273,26 @@ def test_a_full_disk_stops_taking_and_acknowledging_until_there_is_room(
     said = [record.getMessage() for record in caplog.records]
     assert len([text for text in said if "no space left" in text]) == 1
     assert len([text for text in said if text == "the log can be written again"]) == 1
+
+
+def test_a_disk_without_room_is_waited_for_and_nothing_is_lost(
+    stage: Stage, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with small_disk(tmp_path / "disk", mebibytes=1) as disk:
+        stage.path = disk.path / "log"
+        recorder = stage.start()
+        stage.source.give(*(message(event(n), f"t{n}") for n in (1, 2, 3)))
+        until(lambda: len(stage.source.done) == 3, "what there is room for")
+        disk.fill()
+        stage.source.give(*(message(event(n), f"t{n}") for n in range(4, 10)))
+        until(lambda: stage.source.calls.count("idle") > 2, "several tries")
+        assert "No space left on device" in caplog.text
+        assert (recorder.counts.recorded, stage.source.done) == (3, ["t1", "t2", "t3"])
+        disk.free()
+        until(lambda: len(stage.source.done) == 9, "everything, once there is room")
+        assert not list(stage.path.rglob(".*.part")), "what was half-written is gone"
+        assert sorted(row["seq"] for row in stage.events()) == list(range(1, 10))
+        stage.end()
 
 
 def test_an_end_while_the_disk_is_full_leaves_everything_with_the_broker(

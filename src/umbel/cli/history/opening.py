@@ -1,10 +1,10 @@
-"""What the verbs share: the option for the tables, what is missing, and what went wrong."""
+"""What the verbs share: options, what is missing, and what went wrong."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -13,6 +13,7 @@ from umbel.cli.errors import CommandFailed
 if TYPE_CHECKING:
     from umbel.pipeline.reading import Tables
 
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 _PACKAGES = frozenset({"duckdb", "fsspec", "numpy", "pandas", "py4j", "pyarrow", "pyspark"})
 
 tables_option = click.option(
@@ -22,6 +23,18 @@ tables_option = click.option(
     metavar="DIR",
     help="Where the tables are, as 'umbel history build' left them.",
 )
+
+
+def limit_option(default: int, of: str) -> Callable[[_Command], _Command]:
+    """`--limit N`: so many of these at most."""
+    return click.option(
+        "--limit",
+        type=click.IntRange(0, 2**53),
+        default=default,
+        show_default=True,
+        metavar="N",
+        help=f"So many {of} at most; 0 shows all.",
+    )
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import click
 from umbel.cli.errors import FINE
 from umbel.cli.group import Invocation
 from umbel.cli.history.moments import read_time, shown_time
-from umbel.cli.history.opening import opened, tables_option
+from umbel.cli.history.opening import limit_option, opened, tables_option
 from umbel.cli.plain import plain, plain_json, seconds
 
 if TYPE_CHECKING:
@@ -45,14 +45,7 @@ Examples:
     callback=read_time,
     help="At this time: UTC, with a zone, Unix seconds, or '15m ago'.",
 )
-@click.option(
-    "--limit",
-    type=click.IntRange(0, 2**53),
-    default=LIMIT,
-    show_default=True,
-    metavar="N",
-    help="So many tasks and elections of a kind at most; 0 shows all.",
-)
+@limit_option(LIMIT, "tasks and elections of a kind")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
 def at(

@@ -11,7 +11,7 @@ import click
 
 from umbel.cli.errors import FINE, print_line
 from umbel.cli.group import Invocation
-from umbel.cli.history.opening import opened, read_names, tables_option
+from umbel.cli.history.opening import limit_option, opened, read_names, tables_option
 from umbel.cli.plain import plain_json
 
 if TYPE_CHECKING:
@@ -57,14 +57,7 @@ Times are Unix seconds in the tables and in JSON, and are shown in UTC otherwise
     callback=read_names,
     help="Columns to sort by, each with asc or desc after it if wanted.",
 )
-@click.option(
-    "--limit",
-    type=click.IntRange(0, 2**53),
-    default=LIMIT,
-    show_default=True,
-    metavar="N",
-    help="So many rows at most; 0 shows all.",
-)
+@limit_option(LIMIT, "rows")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line, all columns.")
 @click.pass_obj
 def show(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from umbel.pipeline.report.facts import Facts
-from umbel.pipeline.report.pieces import Column, Row, Section, badge, table_of
+from umbel.pipeline.report.pieces import Column, Row, Section, badge, of, table_of
 from umbel.pipeline.report.shapes import moment, number, seconds, text
 
 
@@ -24,16 +24,16 @@ def lives(facts: Facts) -> str:
         return ""
 
     columns = [
-        Column("node", lambda row: text(row["hostname"]), "w"),
-        Column("incarnation", lambda row: text(row.get("incarnation")), "n"),
+        of("hostname", text, "w", "node"),
+        of("incarnation", text, "n"),
         Column("online", lambda row: facts.when(row["online"]), "m"),
         Column("last heartbeat", lambda row: facts.when(row["last_heartbeat"]), "m"),
         Column("ended", ended, "m"),
-        Column("uptime", lambda row: seconds(row["uptime"]), "n"),
-        Column("processed", lambda row: number(row["processed"]), "n"),
-        Column("drift", lambda row: seconds(row.get("drift")), "n"),
-        Column("events seen", lambda row: number(row.get("events_seen")), "n"),
-        Column("missing", lambda row: number(row.get("events_missing")), "n"),
+        of("uptime", seconds, "n"),
+        of("processed", number, "n"),
+        of("drift", seconds, "n"),
+        of("events_seen", number, "n", "events seen"),
+        of("events_missing", number, "n", "missing"),
     ]
     return f"<h3>Nodes and their lives</h3>{table_of(found, columns)}"
 
@@ -47,12 +47,12 @@ def elections(facts: Facts) -> Section | None:
     lead = "An election is decided by a register on the broker; each must be carried out once."
     columns = [
         Column("requested", lambda row: facts.when(row["requested"]), "m"),
-        Column("election", lambda row: text(row["id"]), "id"),
-        Column("topic", lambda row: text(row["topic"]), "w"),
+        of("id", text, "id", "election"),
+        of("topic", text, "w"),
         Column("candidates, by rank", lambda row: _candidates(row["candidates"]), "w"),
-        Column("winner", lambda row: text(row["winner"]), "w"),
-        Column("after", lambda row: seconds(row.get("decided_after")), "n"),
-        Column("executions", lambda row: number(row["executions"]), "n"),
+        of("winner", text, "w"),
+        of("decided_after", seconds, "n", "after"),
+        of("executions", number, "n"),
         Column("verdict", lambda row: _verdict(row["verdict"]), "m"),
     ]
     return Section("elections", "Elections", lead, table_of(found, columns, "There were none."))
@@ -75,21 +75,21 @@ def failures(facts: Facts) -> Section | None:
     if not facts.has("tasks", "exception", "failed", "name", "state"):
         return None
     columns = [
-        Column("error", lambda row: text(row["error"]), "w"),
-        Column("tasks", lambda row: number(row["n"]), "n"),
+        of("error", text, "w"),
+        of("n", number, "n", "tasks"),
         Column("of", lambda row: ", ".join(text(name, 60) for name in row["names"] or ()), "w"),
         Column("last", lambda row: facts.when(row["last"]), "m"),
-        Column("for example", lambda row: text(row["example"]), "w"),
+        of("example", text, "w", "for example"),
     ]
     content = table_of(facts.failures(), columns, "No task failed.")
     if facts.has("attempts", "outcome", "exception", "name", "uuid"):
         again = facts.retries()
         if again.rows:
             content += "<h3>Tried again</h3>" + table_of(again, [
-                Column("task", lambda row: text(row["name"]), "w"),
-                Column("retries", lambda row: number(row["n"]), "n"),
-                Column("tasks", lambda row: number(row["tasks"]), "n"),
-                Column("mostly for", lambda row: text(row["error"]), "w"),
+                of("name", text, "w", "task"),
+                of("n", number, "n", "retries"),
+                of("tasks", number, "n"),
+                of("error", text, "w", "mostly for"),
             ])  # fmt: skip
     return Section("failures", "Failures and retries", "", content)
 
@@ -101,8 +101,8 @@ def revocations(facts: Facts) -> Section | None:
     found = facts.listing("revocations", "violations DESC NULLS LAST, revoked DESC")
     columns = [
         Column("revoked", lambda row: facts.when(row["revoked"]), "m"),
-        Column("task", lambda row: text(row["uuid"]), "id"),
-        Column("name", lambda row: text(row.get("name")), "w"),
+        of("uuid", text, "id", "task"),
+        of("name", text, "w"),
         Column("known to", lambda row: _candidates(row["seen_by"]), "w"),
         Column("effective", lambda row: "yes" if row["effective"] else "no"),
         Column("ran all the same", lambda row: _violations(row["violations"]), "n"),
@@ -125,7 +125,7 @@ def clocks(facts: Facts) -> Section | None:
         return None
     found = facts.listing("clock_audit", "kind, hostname")
     known = [
-        Column("node", lambda row: text(row["hostname"]), "w"),
+        of("hostname", text, "w", "node"),
         Column("finding", lambda row: badge(text(row["kind"], 40), "again"), "m"),
         Column("event", lambda row: _event(row, ""), "w"),
         Column("and", lambda row: _event(row, "other_"), "w"),
@@ -155,14 +155,14 @@ def gaps(facts: Facts) -> Section | None:
         return None
     found = facts.listing("gaps", "missing DESC, hostname, first")
     columns = [
-        Column("node", lambda row: text(row["hostname"]), "w"),
-        Column("incarnation", lambda row: text(row["incarnation"]), "n"),
-        Column("from", lambda row: number(row["first"]), "n"),
-        Column("to", lambda row: number(row["last"]), "n"),
-        Column("missing", lambda row: number(row["missing"]), "n"),
+        of("hostname", text, "w", "node"),
+        of("incarnation", text, "n"),
+        of("first", number, "n", "from"),
+        of("last", number, "n", "to"),
+        of("missing", number, "n"),
     ]
     if facts.has("gaps", "kind"):
-        columns.append(Column("kind", lambda row: text(row["kind"]), "w"))
+        columns.append(of("kind", text, "w"))
     return Section(
         "gaps",
         "Gaps",
@@ -179,13 +179,13 @@ def lineage(facts: Facts) -> Section | None:
     if not found.rows:
         return None
     columns = [
-        Column("root", lambda row: text(row["root_id"]), "id"),
-        Column("name", lambda row: text(row.get("name")), "w"),
-        Column("tasks", lambda row: number(row["size"]), "n"),
-        Column("depth", lambda row: number(row["depth"]), "n"),
-        Column("critical path", lambda row: seconds(row["critical_path"]), "n"),
-        Column("duration", lambda row: seconds(row["duration"]), "n"),
-        Column("failed", lambda row: number(row["failed"]), "n"),
+        of("root_id", text, "id", "root"),
+        of("name", text, "w"),
+        of("size", number, "n", "tasks"),
+        of("depth", number, "n"),
+        of("critical_path", seconds, "n", "critical path"),
+        of("duration", seconds, "n"),
+        of("failed", number, "n"),
     ]
     found.rows = found.rows[:15]
     return Section("lineage", "Workflows", "The largest trees of tasks.", table_of(found, columns))
@@ -197,15 +197,15 @@ def runs(facts: Facts) -> Section | None:
         return None
     found = facts.listing("runs", "began DESC")
     columns = [
-        Column("run", lambda row: text(row["run"]), "id"),
-        Column("mode", lambda row: text(row["mode"]), "m"),
-        Column("began", lambda row: moment(row["began"]), "m"),
-        Column("took", lambda row: seconds(row["seconds"]), "n"),
-        Column("read", lambda row: number(row["read"]), "n"),
-        Column("kept", lambda row: number(row["kept"]), "n"),
-        Column("duplicate", lambda row: number(row["duplicate"]), "n"),
-        Column("quarantined", lambda row: number(row.get("quarantined")), "n"),
-        Column("tasks", lambda row: number(row.get("tasks")), "n"),
+        of("run", text, "id"),
+        of("mode", text, "m"),
+        of("began", moment, "m"),
+        of("seconds", seconds, "n", "took"),
+        of("read", number, "n"),
+        of("kept", number, "n"),
+        of("duplicate", number, "n"),
+        of("quarantined", number, "n"),
+        of("tasks", number, "n"),
     ]
     lead = "What each build read from the log; the tables have every event once."
     return Section("runs", "Builds", lead, table_of(found, columns))

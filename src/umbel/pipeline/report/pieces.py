@@ -35,6 +35,11 @@ class Column:
     kind: str = ""
 
 
+def of(name: str, show: Callable[[Any], str], kind: str, title: str = "") -> Column:
+    """A column of the page that shows one of the table; under its name, unless told another."""
+    return Column(title or name, lambda row: show(row.get(name)), kind)
+
+
 def badge(label: str, kind: str) -> str:
     """A word on a colour; the label is safe already."""
     return f'<span class="badge {kind}">{label}</span>'

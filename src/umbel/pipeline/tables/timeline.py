@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
+from umbel.pipeline.events import PREPARED
 from umbel.pipeline.tables.shapes import check
 
 if TYPE_CHECKING:
@@ -54,10 +55,13 @@ SAMPLE: Final = 8
 _ACCURACY: Final = 2 * RANGES_MAX
 
 _IDENTITY: Final = (
-    "order_clock", "timestamp", "origin", "type", "uuid", "hostname", "pid", "inc", "clock",
+    "order_clock", "timestamp", "type", "uuid", "hostname", "pid", "inc", "clock",
 )  # fmt: skip
+_LEAN: Final = (*_IDENTITY, "tie", "seq")
+# Who sent it follows from other columns: to work it out again takes less than to send it around.
+_ORIGIN: Final = PREPARED["origin"]
 _ORDER: Final = (
-    "order_clock", "timestamp", "origin", "type", "tie", "uuid", "hostname", "pid", "inc",
+    "order_clock", "timestamp", _ORIGIN, "type", "tie", "uuid", "hostname", "pid", "inc",
     "clock", "seq",
 )  # fmt: skip
 # The order of a range, roughly, in one number: sorting by numbers first is much faster.
@@ -77,9 +81,9 @@ def timeline(events: DataFrame, *, is_unique: bool = True) -> DataFrame:
         "number + start AS position",
         "order_clock",
         "timestamp",
-        "origin",
         "hostname",
-        "coalesce(inc, pid) AS incarnation",
+        "pid",
+        "inc",
         "type",
         "uuid IS NOT NULL AS is_task",
         # what has no task is spread by its position
@@ -88,33 +92,35 @@ def timeline(events: DataFrame, *, is_unique: bool = True) -> DataFrame:
         "clock",
         "coalesce(near + start, far) AS previous_of_node",
     )
-    made = placed.repartition(count, "subject").selectExpr(
+    before = "lag(position) OVER (PARTITION BY subject, is_task ORDER BY position)"
+    told = placed.repartition(count, "subject").selectExpr("*", f"{before} AS previous_of_task")
+    made = told.selectExpr(
         "position",
         "order_clock AS clock",
         "timestamp",
-        "origin",
+        f"{_ORIGIN} AS origin",
         "hostname",
-        "incarnation",
+        f"{PREPARED['incarnation']} AS incarnation",
         "type",
         "IF(is_task, subject, NULL) AS uuid",
         "seq",
         "clock AS sent_clock",
-        "lag(position) OVER (PARTITION BY subject, is_task ORDER BY position) AS previous_of_task",
+        "previous_of_task",
         "previous_of_node",
     )
-    return check(made.sortWithinPartitions("position"), SCHEMA)
+    return check(made, SCHEMA)
 
 
 def _ranges(events: DataFrame, is_unique: bool) -> tuple[DataFrame, int]:
     """Unique events with their `range` and their `number` in it from 0 on; how many ranges."""
-    lean = events.select(*_ORDER)
+    lean = events.select(*_LEAN)
     range_of, count = _cut(lean)
     ranged = lean.selectExpr("*", f"{range_of} AS range").repartitionById(count, F.col("range"))
     if not is_unique:
         greatest = F.max("seq").alias("seq"), F.max("tie").alias("tie")
         ranged = ranged.groupBy("range", *_IDENTITY).agg(*greatest)
     # A partition is one range.
-    ordered = ranged.sortWithinPartitions(F.expr(_ROUGH), *_ORDER)
+    ordered = ranged.sortWithinPartitions(F.expr(_ROUGH), *map(F.expr, _ORDER))
     return ordered.selectExpr("*", f"{_NUMBER} AS number", "xxhash64(hostname) AS node"), count
 
 
