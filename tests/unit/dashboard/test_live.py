@@ -13,7 +13,7 @@ from umbel.dashboard.live.executions import Executions
 from umbel.dashboard.live.figures import Figures
 from umbel.dashboard.live.measures import SERIES_S, Rate, Series
 from umbel.dashboard.live.oldest import read
-from umbel.dashboard.live.polling import QueueFacts
+from umbel.dashboard.live.polling import QueueFacts, Sample
 
 
 def event(kind: str, uuid: str = "t", clock: int = 1, node: str = "w1", **more: Any) -> Any:
@@ -96,9 +96,7 @@ def test_events_in_any_order_keep_the_books_equal(story: list[tuple[str, int, in
         book.event(event(f"task-{kind}", uuid=str(uuid), clock=clock, runtime=1.0))
     by_task = [one for uuid in range(4) for one in book.of_task(str(uuid))]
     assert len(book) == len(by_task) <= 4
-    assert sorted(one.number for one in by_task) == sorted(
-        one.number for one in book.since(0, 100)
-    )
+    assert sorted(one.number for one in by_task) == sorted(one.number for one in book.since(0, 100))
 
 
 # -- elections ---------------------------------------------------------------------------------
@@ -195,11 +193,13 @@ def test_a_node_that_finishes_tasks_without_a_word_is_noticed() -> None:
 def test_the_growth_of_a_queue_is_that_of_the_last_seconds() -> None:
     facts = QueueFacts("q")
     assert facts.length is None
-    assert facts.growth_per_s() is None
+    assert facts.rates() == (None, None)
     for second in range(30):
-        facts.lengths.append((float(second), second * 4))
+        facts.samples.append(Sample(float(second), second * 4, second * 7))
     assert facts.length == 116
-    assert facts.growth_per_s() == pytest.approx(4.0)
+    assert facts.rates() == (pytest.approx(4.0), pytest.approx(7.0))
+    facts.known = False
+    assert facts.rates() == (None, None)
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b"{", b"7", None, 3, b'{"headers": 3}', "\udcff"])

@@ -21,7 +21,7 @@ from umbel.dashboard.api import PATHS, ROOT
 from umbel.dashboard.application import make_for
 from umbel.dashboard.guard import Visit
 from umbel.dashboard.identity import Identity
-from umbel.dashboard.live.polling import NodeAnswer, QueueFacts
+from umbel.dashboard.live.polling import NodeAnswer, QueueFacts, Sample
 from umbel.dashboard.site import PAGES, Site
 
 STRANGER = Visit(Identity(), "t" * 43)
@@ -114,9 +114,7 @@ def test_tasks_are_found_and_paged_in_causal_order(client: Client, feed: Feed) -
     assert "unknown key" in client.get("/tasks?q=colour:red").text
 
 
-def test_a_task_tells_attempts_events_family_and_traceback(
-    logged_in: Client, feed: Feed
-) -> None:
+def test_a_task_tells_attempts_events_family_and_traceback(logged_in: Client, feed: Feed) -> None:
     feed.task("parent")
     feed.task("child", "shop.mail", "FAILURE", parent_id="parent")
     facts = logged_in.get("/api/v1/tasks/child").json()
@@ -176,7 +174,7 @@ def test_queues_tell_lengths_consumers_and_pauses(
 ) -> None:
     feed.task("t1", state="PENDING")
     facts = QueueFacts("celery")
-    facts.lengths.extend([(0.0, 10), (5.0, 20)])
+    facts.samples.extend([Sample(0.0, 10, 1), Sample(5.0, 20, 16)])
     site.polling._queues["celery"] = facts
     site.polling._queues["mail"] = QueueFacts("mail")
     answer = NodeAnswer(0.0, queues=("celery",), paused=("celery",))
@@ -184,6 +182,8 @@ def test_queues_tell_lengths_consumers_and_pauses(
     rows = {row["name"]: row for row in logged_in.get("/api/v1/queues").json()["queues"]}
     assert rows["celery"]["length"] == 20
     assert rows["celery"]["growth_per_s"] == 2.0
+    assert rows["celery"]["sent_per_s"] == 3.0
+    assert rows["celery"]["taken_per_s"] == 1.0
     assert rows["celery"]["paused_everywhere"]
     assert rows["mail"]["length"] is None
     text = logged_in.get("/queues").text
@@ -216,9 +216,7 @@ def test_history_shows_the_tables_and_the_time_machine(
     assert "before the history" in client.get("/history/at?time=5").text
 
 
-def test_tables_that_are_not_there_are_said(
-    make_site: Callable[..., Site], tmp_path: Path
-) -> None:
+def test_tables_that_are_not_there_are_said(make_site: Callable[..., Site], tmp_path: Path) -> None:
     client = Client(make_for(make_site(tables=str(tmp_path)), starts=False))
     assert "there are no tables" in client.get("/history").text
     assert client.get("/history/at?clock=5").code == 200

@@ -16,11 +16,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from kombu import Queue
+from kombu import Connection, Queue
 
 from umbel.app.control.inspection import flatten_reply
+from umbel.broker.connections import hang_up
 from umbel.broker.lengths import lengths_of
 from umbel.dashboard.live.oldest import Oldest, oldest_of
 
@@ -33,7 +34,7 @@ NODES_S: Final = 4.0
 QUEUES_S: Final = 1.0
 ANSWER_S: Final = 1.0
 WANTED_S: Final = 30.0
-LENGTHS_MAX: Final = 300
+SAMPLES_MAX: Final = 60
 QUEUES_MAX: Final = 500
 NODES_MAX: Final = 5_000
 RATE_S: Final = 10.0
@@ -52,29 +53,36 @@ class NodeAnswer:
     queues: tuple[str, ...] = ()
 
 
+class Sample(NamedTuple):
+    """What was seen of a queue at one time."""
+
+    at_s: float
+    length: int
+    sent: int  # messages whose sending was heard, ever
+
+
 @dataclass(slots=True)
 class QueueFacts:
     """What is known of a queue."""
 
     name: str
-    lengths: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=LENGTHS_MAX))
+    samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
     known: bool = True  # whether the broker told a length the last time
     oldest: Oldest | None = None
 
     @property
     def length(self) -> int | None:
         """How many messages wait; None where nobody can tell."""
-        return self.lengths[-1][1] if self.lengths and self.known else None
+        return self.samples[-1].length if self.samples and self.known else None
 
-    def growth_per_s(self) -> float | None:
-        """By how many messages a second it grew, lately."""
-        if not self.known or len(self.lengths) < 2:
-            return None
-        last_s, last = self.lengths[-1]
-        for then_s, then in self.lengths:
-            if last_s - then_s <= RATE_S and last_s > then_s:
-                return (last - then) / (last_s - then_s)
-        return None
+    def rates(self) -> tuple[float | None, float | None]:
+        """By how many messages a second it grew lately, and how many were sent to it."""
+        last = self.samples[-1] if self.samples and self.known else None
+        for then in self.samples:
+            if last is not None and 0 < last.at_s - then.at_s <= RATE_S:
+                passed_s = last.at_s - then.at_s
+                return (last.length - then.length) / passed_s, (last.sent - then.sent) / passed_s
+        return None, None
 
 
 class Polling:
@@ -90,6 +98,7 @@ class Polling:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="umbel-polling", daemon=True)
         self._nodes_at = self._queues_at = 0.0
+        self._connection: Connection | None = None  # for the questions to the broker
         self.trouble = ""
 
     # -- life --------------------------------------------------------------------------
@@ -133,6 +142,7 @@ class Polling:
         while not self._stopping.is_set():
             now = self._clock()
             if now >= self._wanted_until:
+                self._hang_up()
                 self._asked.clear()
                 if self._clock() >= self._wanted_until:
                     self._asked.wait()
@@ -144,6 +154,12 @@ class Polling:
                 self._queues_at = now + QUEUES_S
                 self._try(self.ask_queues)
             self._stopping.wait(0.1)
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            hang_up(connection, lost=True)
 
     def _try(self, ask: Callable[[], None]) -> None:
         try:
@@ -152,6 +168,7 @@ class Polling:
         except Exception as exc:  # noqa: BLE001 - a broker on its way down can raise anything
             self.trouble = f"{type(exc).__name__}: {exc}"
             logger.debug("asking failed: %s", self.trouble)
+            self._hang_up()
             self._nodes_at = self._queues_at = self._clock() + 2.0
 
     def ask_nodes(self) -> None:
@@ -181,13 +198,16 @@ class Polling:
     def ask_queues(self) -> None:
         """Ask the broker how long the queues are."""
         names = self._names()
-        with self._app.connection() as connection:
-            connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
-            lengths = lengths_of(connection, [Queue(name) for name in names])
-            with closing(connection.channel()) as channel:
-                firsts = {
-                    name: oldest_of(channel, name) if lengths.get(name) else None for name in names
-                }
+        if self._connection is None:
+            self._connection = self._app.connection()
+            self._connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+        lengths = lengths_of(self._connection, [Queue(name) for name in names])
+        with closing(self._connection.channel()) as channel:
+            firsts = {
+                name: oldest_of(channel, name) if lengths.get(name) else None for name in names
+            }
+        with self._live.lock:
+            sent = {name: rate.total for name, rate in self._live.figures.queues.items()}
         now = self._clock()
         with self._lock:
             for name in names:
@@ -195,7 +215,7 @@ class Polling:
                 length = lengths.get(name)
                 facts.known, facts.oldest = length is not None, firsts[name]
                 if length is not None:
-                    facts.lengths.append((now, length))
+                    facts.samples.append(Sample(now, length, sent.get(name, 0)))
 
     def _names(self) -> list[str]:
         with self._live.lock:

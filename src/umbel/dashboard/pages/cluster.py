@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from umbel.dashboard.live.figures import OUTCOMES, NodeFigures
 from umbel.dashboard.pages.page import Facts, Page, Params
+from umbel.dashboard.texts import shown
 
 if TYPE_CHECKING:
     from umbel.app.events.state import Worker
@@ -32,13 +33,13 @@ def facts(site: Site, params: Params) -> Facts:
         types = _types(site, now_s)
         nodes = _nodes(site, now_s)
         totals = _totals(site, nodes, now_s)
-    shown = nodes[:NODES_SHOWN_MAX]
+    listed = nodes[:NODES_SHOWN_MAX]
     return {
         "condition": live.condition,
         "totals": totals,
         "series": {"step_s": STEP_S, "kinds": [*OUTCOMES, "sent"], "per_s": series},
-        "nodes": shown,
-        "nodes_more": len(nodes) - len(shown),
+        "nodes": listed,
+        "nodes_more": len(nodes) - len(listed),
         "types": types,
         "remarks": _remarks(site, nodes, now_s),
     }
@@ -176,14 +177,13 @@ def _remarks(site: Site, nodes: list[dict[str, Any]], now_s: float) -> list[dict
     skewed = [node["name"] for node in nodes if node["skewed"] and node["state"] == "online"]
     if skewed:
         say("warn", f"The wall clock of {_names(skewed)} is off by more than a second.")
-    if live.missing_count:
-        say("info", f"{live.missing_count:,} events never came, by their sequence numbers.")
+    missing = live.missing_count
+    if missing:
+        say("info", f"{missing:,} event{'s' if missing != 1 else ''} never came, by the numbers.")
     return found
 
 
 def _names(names: list[str]) -> str:
-    from umbel.dashboard.texts import shown
-
     told = ", ".join(shown(name, 60) for name in names[:3])
     return told if len(names) <= 3 else f"{told} and {len(names) - 3} more"
 

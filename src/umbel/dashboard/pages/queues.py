@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from umbel.dashboard.site import Site
 
 CONSUMERS_SHOWN_MAX: Final = 20
-HISTORY_POINTS: Final = 60
 
 
 def facts(site: Site, params: Params) -> Facts:
@@ -20,10 +19,9 @@ def facts(site: Site, params: Params) -> Facts:
     site.polling.want()
     answers = site.polling.nodes()
     with site.live.lock:
-        now_s = site.live.now_s()
-        sent = {name: rate.per_s(now_s) for name, rate in site.live.figures.queues.items()}
+        heard = set(site.live.figures.queues)
     rows = [
-        _row(site, one, answers, sent.get(name))
+        _row(site, one, answers, name in heard)
         for name, one in sorted(site.polling.queues().items())
     ]
     return {
@@ -36,23 +34,23 @@ def facts(site: Site, params: Params) -> Facts:
 
 
 def _row(
-    site: Site, one: QueueFacts, answers: dict[str, NodeAnswer], sent_per_s: float | None
+    site: Site, one: QueueFacts, answers: dict[str, NodeAnswer], is_heard: bool
 ) -> dict[str, Any]:
     consumers = sorted(name for name, answer in answers.items() if one.name in answer.queues)
     paused = sorted(name for name, answer in answers.items() if one.name in answer.paused)
-    lengths = [length for _, length in list(one.lengths)]
-    growth = one.growth_per_s()
-    taken = None
-    if growth is not None and sent_per_s is not None:
-        taken = max(0.0, sent_per_s - growth)
+    lengths = [sample.length for sample in list(one.samples)]
+    growth, sent = one.rates()
+    # Without events of senders nobody can tell growth from what was sent and taken.
+    sent = sent if is_heard else None
+    taken = None if growth is None or sent is None else max(0.0, sent - growth)
     oldest = _oldest(site, one)
     return {
         "name": one.name,
         "length": one.length,
         "growth_per_s": growth,
-        "sent_per_s": sent_per_s,
+        "sent_per_s": sent,
         "taken_per_s": taken,
-        "lengths": lengths[-HISTORY_POINTS:],
+        "lengths": lengths,
         "oldest": oldest,
         "consumers": consumers[:CONSUMERS_SHOWN_MAX],
         "consumers_count": len(consumers),

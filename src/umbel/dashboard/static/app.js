@@ -126,7 +126,7 @@
   let went = 0;
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    const typing = event.target.matches("input, textarea, select");
+    const typing = ["INPUT", "TEXTAREA", "SELECT"].includes(event.target.nodeName);
     if (typing) {
       if (event.key === "Escape") event.target.blur();
       return;
@@ -148,7 +148,7 @@
     } else if (key === "?") help.showModal();
     else if (key === "j") move(1);
     else if (key === "k") move(-1);
-    else if (key === "Enter" && !event.target.closest("a, button")) open();
+    else if (key === "Enter" && !["A", "BUTTON"].includes(event.target.nodeName)) open();
     else if (key === "g") went = performance.now();
     else if (key === "d") switchTheme();
   });

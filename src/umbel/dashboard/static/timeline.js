@@ -9,7 +9,6 @@
   const pen = canvas.getContext("2d", { alpha: false });
   const LABEL = () => (wrap.clientWidth < 640 ? 84 : 168);
   const AXIS = 26;
-  const BAR = 8;
   const GAP = 2;
   const PAD = 7;
   const ROWS_MAX = 24;
@@ -25,6 +24,7 @@
   let offset = 0; // of our clock to the server's
   let view = null; // [from, to] on the axis of the mode
   let lanes = [];
+  let BAR = 8; // thicker where there is room
   let placed = []; // bars with a place, sorted by their beginning
   let height = 0;
   let hovered = null;
@@ -83,8 +83,9 @@
 
   const now = () => Date.now() / 1000 + offset;
   function begin(bar) {
-    if (mode === "wall") return bar.started ?? bar.received ?? bar.ended;
-    return bar.clocks[1] ?? bar.clocks[0] ?? bar.clocks[2];
+    // What never ran is a mark where it ended; what waits is one where it was received.
+    if (mode === "wall") return bar.started ?? bar.ended ?? bar.received;
+    return bar.clocks[1] ?? bar.clocks[2] ?? bar.clocks[0];
   }
   function end(bar) {
     if (mode === "wall") return bar.ended ?? (bar.started != null ? now() : bar.received);
@@ -103,7 +104,6 @@
     }
     lanes = [];
     placed = [];
-    let y = AXIS;
     for (const name of [...byWorker.keys()].sort()) {
       const own = byWorker.get(name).sort((a, b) => begin(a) - begin(b));
       const ends = [];
@@ -114,11 +114,16 @@
         ends[row] = Math.max(end(bar), from);
         bar.row = row;
       }
-      const size = ends.length * (BAR + GAP) - GAP + 2 * PAD;
-      const lane = { name, y, size: Math.max(size, 26), count: own.length };
-      for (const bar of own) bar.y = y + PAD + bar.row * (BAR + GAP);
-      lanes.push(lane);
-      placed.push(...own);
+      lanes.push({ name, own, rows: ends.length, count: own.length });
+      for (const bar of own) placed.push(bar);
+    }
+    const rows = lanes.reduce((sum, lane) => sum + lane.rows, 0);
+    BAR = rows <= 24 ? 14 : rows <= 60 ? 10 : 7;
+    let y = AXIS;
+    for (const lane of lanes) {
+      lane.y = y;
+      lane.size = Math.max(lane.rows * (BAR + GAP) - GAP + 2 * PAD, 26);
+      for (const bar of lane.own) bar.y = y + PAD + bar.row * (BAR + GAP);
       y += lane.size;
     }
     placed.sort((a, b) => begin(a) - begin(b));
@@ -239,8 +244,10 @@
       pen.moveTo(px, AXIS - 4);
       pen.lineTo(px, height);
       pen.stroke();
+      const text = tickText(at, step);
+      const half = pen.measureText(text).width / 2 + 3;
       pen.fillStyle = colours.soft;
-      pen.fillText(tickText(at, step), px, AXIS / 2);
+      if (px - half > label && px + half < width) pen.fillText(text, px, AXIS / 2);
     }
     pen.save();
     pen.beginPath();
@@ -531,7 +538,7 @@
   click("mode-wall", () => setMode("wall"));
   click("mode-logical", () => setMode("logical"));
   document.addEventListener("keydown", (event) => {
-    if (event.target.matches("input") || event.ctrlKey || event.metaKey || !view) return;
+    if (event.target.nodeName === "INPUT" || event.ctrlKey || event.metaKey || !view) return;
     if (event.key === "ArrowLeft") pan(-0.15);
     else if (event.key === "ArrowRight") pan(0.15);
     else if (event.key === "+" || event.key === "=") zoom(0.6);
