@@ -15,12 +15,13 @@ import pytest
 
 from tests.servers import RedisServer, free_port, wait_until
 from tests.sizes import size
+from tests.unit.pipeline.published import World
 from tests.workers import ROOT, Program, WorkerProcess
 
 PASSWORD = "correct horse battery"
 CHROMIUM = "/usr/bin/chromium"
 SHOTS = ROOT / "build" / "screenshots"
-TASKS = size(1_500, 5_000)
+TASKS = size(1_200, 5_000)
 
 
 @dataclass
@@ -46,6 +47,7 @@ def cluster(
     secret = directory / "secret"
     secret.write_text(PASSWORD)
     secret.chmod(0o600)
+    tables = World(tasks=300).publish(directory / "tables")
     programs: list[Program] = []
     os.environ.update(env)
     try:
@@ -53,7 +55,7 @@ def cluster(
 
         port = free_port()
         command = ["-m", "umbel", "-A", "tests.browser.shop", "dashboard", "--port", str(port),
-                   "--password-file", str(secret)]  # fmt: skip
+                   "--password-file", str(secret), "--tables", str(tables)]  # fmt: skip
         dashboard = Program([sys.executable, *command], cwd=directory, env=env)
         programs.append(dashboard)
         url = f"http://127.0.0.1:{port}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import time
 import urllib.request
 import uuid
@@ -171,16 +172,17 @@ def test_the_timeline_draws_all_bars_and_pans_smoothly(page: Any, busy: Cluster)
     page.click("#fit")
     wait_until(lambda: told("drawn") >= TASKS, 15, "the bars to be drawn")
     shot(page, "timeline")
-    per_s = page.evaluate(
+    took_ms = page.evaluate(
         """async () => {
-          const canvas = document.getElementById('timeline');
-          const before = +canvas.dataset.frames, began = performance.now();
-          while (performance.now() - began < 1500) {
-            const key = (performance.now() - began) % 600 < 300 ? 'ArrowRight' : 'ArrowLeft';
+          const canvas = document.getElementById('timeline'), took = [];
+          for (let at = 0; at < 40; at += 1) {
+            const key = at % 10 < 5 ? 'ArrowRight' : 'ArrowLeft';
             document.dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true}));
-            await new Promise(requestAnimationFrame);
+            const before = canvas.dataset.frames;
+            while (canvas.dataset.frames === before) await new Promise(requestAnimationFrame);
+            took.push(+canvas.dataset.took);
           }
-          return (+canvas.dataset.frames - before) / (performance.now() - began) * 1000;
+          return took;
         }"""
     )
     page.click("#mode-logical")
@@ -199,7 +201,13 @@ def test_the_timeline_draws_all_bars_and_pans_smoothly(page: Any, busy: Cluster)
             break
     assert "clock" in page.locator("#tip").inner_text()
     shot(page, "timeline-logical")
-    assert per_s >= 30, f"{per_s:.0f} frames per second"
+    # A family in its own time: the arrows of an order's children.
+    page.click("#mode-wall")
+    page.click("#fit")
+    wait_until(lambda: told("arrows") >= 40 * 4, 15, "the arrows to be drawn")
+    shot(page, "timeline-causes")
+    # Frames a second are the machine's affair as well: what counts is what one frame takes.
+    assert statistics.median(took_ms) < 1_000 / 30, f"{took_ms} ms"
 
 
 def test_a_killed_node_is_told_as_lost_and_a_broker_restart_is_survived(
@@ -234,6 +242,19 @@ def test_pages_are_readable_on_a_phone_and_in_the_dark(browser: Any, busy: Clust
     page.reload()
     assert page.evaluate("document.documentElement.dataset.theme") == "light"
     context.close()
+
+
+def test_the_history_and_the_time_machine_are_shown(page: Any, cluster: Cluster) -> None:
+    page.goto("/history")
+    page.locator("#throughput svg").wait_for()
+    assert page.locator("#failures").count() == 1
+    shot(page, "history")
+    page.click("text=Time machine")
+    then = asked(cluster, "/history")
+    page.fill("input[name=time]", str((then["first"] + then["last"]) / 2))
+    page.click(".machine button")
+    page.locator("h2:has-text('Running')").wait_for()
+    shot(page, "time-machine")
 
 
 def test_the_keys_are_listed(page: Any, cluster: Cluster) -> None:

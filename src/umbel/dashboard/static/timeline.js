@@ -332,23 +332,22 @@
     return sent == null ? from : Math.min(Math.max(sent, from), Math.max(until, from));
   }
   function drawArrows(drawn) {
-    if (drawn.length > 1200) return;
-    pen.strokeStyle = colours.soft;
-    pen.globalAlpha = 0.55;
-    pen.lineWidth = 1;
-    pen.beginPath();
-    let count = 0;
+    const caused = [];
     for (const bar of drawn) {
       const parents = bar.parent ? byTask.get(bar.parent) : null;
-      if (!parents || parents[0] === bar) continue;
-      const parent = parents[parents.length - 1];
+      if (parents && parents[0] !== bar) caused.push([parents[parents.length - 1], bar]);
+    }
+    canvas.dataset.arrows = caused.length;
+    if (caused.length > ARROWS_MAX) return; // nobody could follow them: rest on a bar instead
+    pen.strokeStyle = colours.ink;
+    pen.globalAlpha = 0.4;
+    pen.lineWidth = 1;
+    pen.beginPath();
+    for (const [parent, bar] of caused) {
       arrow(x(sentFrom(parent, bar)), parent.y + BAR / 2, x(waited(bar) ?? begin(bar)), bar.y + BAR / 2);
-      count += 1;
-      if (count >= ARROWS_MAX) break;
     }
     pen.stroke();
     pen.globalAlpha = 1;
-    canvas.dataset.arrows = count;
   }
 
   function drawHovered() {
@@ -409,7 +408,9 @@
     }
     if (view && dirty && !document.hidden) {
       dirty = false;
+      const began = performance.now();
       draw();
+      canvas.dataset.took = (performance.now() - began).toFixed(2); // milliseconds
     }
     requestAnimationFrame(frame);
   }
