@@ -36,7 +36,7 @@ class Cluster:
     redis: RedisServer
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster(
     redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
@@ -85,7 +85,7 @@ def _heard(url: str) -> bool:
         return False
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     sync_api = pytest.importorskip("playwright.sync_api")
     program = CHROMIUM if Path(CHROMIUM).exists() else shutil.which("chromium")

@@ -29,7 +29,7 @@ def asked(cluster: Cluster, path: str) -> Any:
         return json.loads(answer.read())
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def busy(cluster: Cluster) -> Cluster:
     """Some thousand tasks, with failures, retries and families."""
     app = cluster.app

@@ -65,6 +65,17 @@ def test_a_start_that_comes_late_belongs_to_its_end() -> None:
     assert (one.started, one.started_clock, one.outcome) == (3.0, 3, "SUCCESS")
 
 
+def test_a_retry_that_is_received_before_the_first_try_has_ended_keeps_both_apart() -> None:
+    book = Executions(10)
+    for kind, clock in (
+        ("received", 1), ("started", 2), ("received", 4), ("retried", 3), ("started", 5),
+        ("succeeded", 6),
+    ):  # fmt: skip
+        book.event(event(f"task-{kind}", clock=clock))
+    found = [(one.received_clock, one.outcome, one.ended_clock) for one in book.of_task("t")]
+    assert found == [(1, "RETRY", 3), (4, "SUCCESS", 6)]
+
+
 def test_the_rejection_of_a_failed_message_is_no_second_execution() -> None:
     book = Executions(10)
     book.event(event("task-received", clock=1))

@@ -116,24 +116,26 @@ class Executions:
     def _find(self, event: Mapping[str, Any], kind: str) -> Execution | None:
         """The execution that an event continues, or one that has ended and lacks this."""
         clock = event.get("clock") or 0
-        for one in reversed(self._by_task.get(event["uuid"], ())):
-            if one.worker != event["hostname"]:
-                continue
-            if one.ended is None:
-                if kind == "task-received" and one.received is not None:
-                    return None  # again, and its first try had no end
-                return one
-            if kind == "task-received" and one.received is None and clock <= (one.ended_clock or 0):
-                return one
-            if (
-                kind == "task-started"
-                and one.started_clock is None
-                and clock <= (one.ended_clock or 0)
-            ):
-                return one
-            # Another end of what has ended, such as the rejection of a failed task's message.
-            return one if kind in ENDS and one.outcome != "RETRY" else None
-        return None
+        own = [
+            one
+            for one in reversed(self._by_task.get(event["uuid"], ()))
+            if one.worker == event["hostname"]
+        ]
+        open_ones = [one for one in own if one.ended is None]
+        if kind == "task-received":
+            # One that was received already begins again, and its first try had no end.
+            late = [one for one in own if one.received is None and _is_before(clock, one)]
+            return next(iter(late), None)
+        if kind == "task-started":
+            waiting = [one for one in open_ones if one.started is None]
+            late = [one for one in own if one.started_clock is None and _is_before(clock, one)]
+            return next(iter((*waiting, *late)), None)
+        # A retry may be received before the end of the try before it is told: what runs ends first.
+        running = [one for one in open_ones if one.started is not None]
+        if running or open_ones:
+            return next(iter((*running, *open_ones)))
+        # Another end of what has ended, such as the rejection of a failed task's message.
+        return own[0] if own and own[0].outcome != "RETRY" else None
 
     def _new(self, event: Mapping[str, Any]) -> Execution:
         if len(self._by_change) >= self._count_max:
@@ -153,6 +155,11 @@ class Executions:
         siblings.remove(oldest)
         if not siblings:
             del self._by_task[oldest.uuid]
+
+
+def _is_before(clock: int, one: Execution) -> bool:
+    """Whether what has this clock can belong to an execution: before its end, if it has one."""
+    return one.ended is None or clock <= (one.ended_clock or 0)
 
 
 def _text(value: Any) -> str | None:

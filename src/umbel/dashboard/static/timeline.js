@@ -13,10 +13,11 @@
   const PAD = 7;
   const ROWS_MAX = 24;
   const BARS_MAX = 20000;
-  const ARROWS_MAX = 300;
+  const ARROWS_MAX = 120;
 
   const bars = new Map(); // number -> bar
   const byTask = new Map(); // task id -> bars
+  let alive = new Set();
   let version = 0;
   let mode = "wall";
   let follow = true;
@@ -57,6 +58,7 @@
         byTask.clear();
       }
       version = told.version;
+      alive = new Set(told.alive);
       offset = told.now - Date.now() / 1000;
       if (told.bars.length) take(told.bars);
       if (!view) fit();
@@ -74,7 +76,7 @@
     }
     while (bars.size > BARS_MAX) bars.delete(bars.keys().next().value);
     byTask.clear();
-    for (const bar of bars.values()) {
+    for (const bar of [...bars.values()].sort((a, b) => a.n - b.n)) {
       if (!byTask.has(bar.id)) byTask.set(bar.id, []);
       byTask.get(bar.id).push(bar);
     }
@@ -82,13 +84,19 @@
   }
 
   const now = () => Date.now() / 1000 + offset;
+  // It runs, as far as is known: its worker is there, and no later attempt was heard of.
+  function runs(bar) {
+    if (bar.outcome || bar.started == null || !alive.has(bar.worker)) return false;
+    const all = byTask.get(bar.id);
+    return all[all.length - 1] === bar;
+  }
   function begin(bar) {
     // What never ran is a mark where it ended; what waits is one where it was received.
     if (mode === "wall") return bar.started ?? bar.ended ?? bar.received;
     return bar.clocks[1] ?? bar.clocks[2] ?? bar.clocks[0];
   }
   function end(bar) {
-    if (mode === "wall") return bar.ended ?? (bar.started != null ? now() : bar.received);
+    if (mode === "wall") return bar.ended ?? (runs(bar) ? now() : bar.started ?? bar.received);
     return bar.clocks[2] ?? bar.clocks[1] ?? bar.clocks[0];
   }
   function waited(bar) {
@@ -275,7 +283,7 @@
       if (until < view[0]) continue;
       const left = label + (from - view[0]) * scale;
       const size = Math.max((until - from) * scale, 1.5);
-      const kind = bar.outcome ? OUTCOMES[bar.outcome] || "none" : bar.started != null ? "blue" : "none";
+      const kind = bar.outcome ? OUTCOMES[bar.outcome] || "none" : runs(bar) ? "blue" : "none";
       if (!groups.has(kind)) groups.set(kind, []);
       groups.get(kind).push(left, bar.y, size);
       drawn.push(bar);
@@ -340,7 +348,7 @@
     canvas.dataset.arrows = caused.length;
     if (caused.length > ARROWS_MAX) return; // nobody could follow them: rest on a bar instead
     pen.strokeStyle = colours.ink;
-    pen.globalAlpha = 0.4;
+    pen.globalAlpha = 0.3;
     pen.lineWidth = 1;
     pen.beginPath();
     for (const [parent, bar] of caused) {
@@ -436,8 +444,8 @@
   function tell(bar, px, py) {
     const lines = [
       ["b", bar.name || "(unknown)"],
-      ["span", `${bar.outcome || (bar.started != null ? "RUNNING" : "RECEIVED")} on ${bar.worker}`],
-      ["span", `ran ${seconds(bar.started != null ? end0(bar) - bar.started : null)}, waited ${seconds(bar.received != null && bar.started != null ? bar.started - bar.received : null)}`],
+      ["span", `${bar.outcome || (runs(bar) ? "RUNNING" : bar.started != null ? "NO END HEARD" : "RECEIVED")} on ${bar.worker}`],
+      ["span", `ran ${seconds(bar.started != null && (bar.ended != null || runs(bar)) ? end0(bar) - bar.started : null)}, waited ${seconds(bar.received != null && bar.started != null ? bar.started - bar.received : null)}`],
       ["span", `clock ${bar.clocks.map((one) => one ?? "–").join(" → ")}`],
       ["code", bar.id],
     ];
