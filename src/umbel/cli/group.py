@@ -35,6 +35,7 @@ VERBS = {
     "record": ("umbel.cli.record:record", "Keep every event in a log on disk."),
     "purge": ("umbel.cli.purge:purge", "Remove all waiting messages from queues."),
     "history": ("umbel.cli.history.command:history", "Tell what the cluster did, from its events."),
+    "dashboard": ("umbel.cli.dashboard:dashboard", "Serve the web view of the cluster."),
     "demo": ("umbel.cli.demo.command:demo", "Run a whole cluster here and check its results."),
     "sim": ("umbel.cli.sim:sim", "Play a cluster under faults and check what it promises."),
     "report": ("umbel.cli.report:report", "Show versions and settings, for a bug report."),

@@ -1,0 +1,1 @@
+"""The cluster as it is now: see `source`."""

@@ -1,0 +1,67 @@
+"""Elections: who stood, in which order, who won, how long it took, and whether all agree."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from umbel.dashboard.live.elections import Election
+from umbel.dashboard.pages.page import Facts, Page, Params
+
+if TYPE_CHECKING:
+    from umbel.dashboard.site import Site
+
+SHOWN_MAX: Final = 100
+CANDIDATES_SHOWN_MAX: Final = 50
+
+
+def facts(site: Site, params: Params) -> Facts:
+    """The latest elections, the latest first."""
+    live = site.live
+    with live.lock:
+        known = len(live.elections)
+        rows = [_row(site, one) for one in live.elections.latest()[:SHOWN_MAX]]
+        leaders = {
+            topic: {"node": one.winners[0], "election": one.id, "at": one.first_at}
+            for topic, one in sorted(live.elections.leaders().items())
+        }
+        disagreements = live.elections.disagreements
+    return {
+        "condition": live.condition,
+        "known": known,
+        "disagreements": disagreements,
+        "leaders": leaders,
+        "elections": rows,
+    }
+
+
+def _row(site: Site, one: Election) -> dict[str, Any]:
+    ranked = one.ranked[:CANDIDATES_SHOWN_MAX]
+    winner = one.winners[0] if one.winners else None
+    names = [standing.hostname for standing in ranked]
+    task = site.live.state.tasks.get(one.id) if one.topic == "task" else None
+    return {
+        "id": one.id,
+        "topic": one.topic,
+        "at": one.first_at,
+        "verdict": one.verdict,
+        "winner": winner,
+        "winners": one.winners,
+        "winner_rank": names.index(winner) + 1 if winner in names else None,
+        "decided_after_s": one.decided_after_s,
+        "candidates": [
+            {
+                "rank": rank,
+                "node": standing.hostname,
+                "clock": standing.clock,
+                "names": one.told.get(standing.hostname),
+                "won": standing.hostname == winner,
+            }
+            for rank, standing in enumerate(ranked, 1)
+        ],
+        "candidates_count": len(one.candidates),
+        "informed": len(one.told),
+        "task_state": None if task is None else task.state,
+    }
+
+
+PAGE: Final = Page("elections", "/elections", "Elections", facts, ("elections",))
