@@ -172,7 +172,7 @@ def main() -> int:
     options.add_argument("--quick", action="store_true", help="fewer messages, three rounds")
     options.add_argument("--json", type=Path)
     given = options.parse_args()
-    count, rounds = (3_000, 3) if given.quick else (given.count, given.rounds)
+    count, rounds = (2_000, 3) if given.quick else (given.count, given.rounds)
     with tempfile.TemporaryDirectory() as directory:
         server = RabbitMQServer(Path(directory))
         server.start()
