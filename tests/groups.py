@@ -22,6 +22,7 @@ LINE = re.compile(r"\w+-to-\w+-\w+-on-(?:redis|amqp)(?:-rpc)?")
 LONG = (
     "test_cli.py",
     "test_cli_worker.py",
+    "test_dashboard.py",
     "test_mingle.py",
     "test_elections.py",
     "test_worker_outcomes.py",

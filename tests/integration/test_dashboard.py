@@ -62,6 +62,29 @@ def test_nodes_tasks_and_queues_are_seen_and_a_queue_is_paused(site: Cluster, se
     assert stages == ["asked", "done", "asked", "done"]
 
 
+def test_a_node_that_sends_no_events_is_said_to_be_silent(
+    redis_site: Cluster, tmp_path: Path
+) -> None:
+    made = Site(redis_site.app, Settings())
+    made.start()
+    try:
+        wait_until(lambda: made.live.is_connected, 20, "the events to be heard")
+        quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+        redis_site.worker("threads", "-n", "loud@test", "-E")
+        redis_site.worker("threads", "-n", "quiet@test", *quiet)
+        made.live.state.clear()  # whatever it has said when it started
+
+        def states() -> dict[str, str]:
+            return {one["name"]: one["state"] for one in cluster.facts(made, {})["nodes"]}
+
+        wanted = {"loud@test": "online", "quiet@test": "silent"}
+        wait_until(lambda: states() == wanted, 30, "both to be told apart")
+        remarks = [one["text"] for one in cluster.facts(made, {})["remarks"]]
+        assert any("quiet@test answers, but sends no events" in text for text in remarks)
+    finally:
+        made.stop()
+
+
 def test_a_broker_that_was_away_is_heard_again(
     redis_site: Cluster, redis_server: RedisServer, tmp_path: Path
 ) -> None:

@@ -70,6 +70,11 @@ class Settings:
                     "a header that names users is trusted from known addresses only: "
                     "give them with --proxy-address"
                 )
+        if self.private and not self.has_login:
+            raise ImproperlyConfigured(
+                "--private shows nothing without login, and nobody can log in: "
+                "give --password-file, or --proxy-header and --proxy-address"
+            )
         if not self.is_loopback and not self.has_login:
             raise ImproperlyConfigured(
                 f"refusing to serve on {self.host} without authentication: give --password-file, "

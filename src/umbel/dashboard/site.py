@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
@@ -148,7 +149,9 @@ class Site:
         }
 
 
+@cache
 def _environment() -> Environment:
+    """The templates, compiled once in a process."""
     made = Environment(
         loader=FileSystemLoader(HERE / "templates"),
         autoescape=True,

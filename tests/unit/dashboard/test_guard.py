@@ -35,6 +35,12 @@ def test_loopback_needs_no_password(host: str) -> None:
     assert not Settings(host=host).reading_needs_login
 
 
+def test_privacy_needs_a_login() -> None:
+    with pytest.raises(ImproperlyConfigured, match="nobody can log in"):
+        Settings(private=True)
+    assert Settings(private=True, password=PASSWORD).reading_needs_login
+
+
 def test_a_proxy_header_needs_addresses() -> None:
     with pytest.raises(ImproperlyConfigured, match="--proxy-address"):
         Settings(proxy_header="X-Forwarded-User")

@@ -33,6 +33,7 @@ logger = logging.getLogger("umbel.dashboard")
 NODES_S: Final = 4.0
 QUEUES_S: Final = 1.0
 ANSWER_S: Final = 1.0
+LOOK_AROUND: Final = 4
 WANTED_S: Final = 30.0
 SAMPLES_MAX: Final = 60
 QUEUES_MAX: Final = 500
@@ -98,6 +99,7 @@ class Polling:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="umbel-polling", daemon=True)
         self._nodes_at = self._queues_at = 0.0
+        self._asked_count = 0
         self._connection: Connection | None = None  # for the questions to the broker
         self.trouble = ""
 
@@ -174,11 +176,15 @@ class Polling:
     def ask_nodes(self) -> None:
         """Ask all nodes for their pools and queues."""
         now = self._clock()
-        alive = len(self._live.state.alive_workers())
+        # Nobody is waited for once all have answered that are known; now and then one looks for
+        # more, as a node that sends no events shows in no other way.
+        known = max(len(self._live.state.alive_workers()), len(self.nodes()))
+        limit = None if self._asked_count % LOOK_AROUND == 1 else known or None
+        self._asked_count += 1
         found: dict[str, NodeAnswer] = {}
         for command in ("stats", "active_queues"):
             replies = self._app.control.broadcast(
-                command, reply=True, timeout=ANSWER_S, limit=max(alive, len(found)) or None
+                command, reply=True, timeout=ANSWER_S, limit=limit
             )
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of two nodes with one name one is shown
