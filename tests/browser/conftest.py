@@ -90,7 +90,7 @@ def browser() -> Iterator[Any]:
     sync_api = pytest.importorskip("playwright.sync_api")
     program = CHROMIUM if Path(CHROMIUM).exists() else shutil.which("chromium")
     if program is None:
-        pytest.skip("chromium is not installed: apt-get install chromium")
+        pytest.skip("chromium is not installed: run 'make setup'")
     with sync_api.sync_playwright() as playwright:
         made = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield made

@@ -69,7 +69,7 @@ def test_a_rejected_task_goes_back_to_its_queue_or_away_as_it_asked(site: Site) 
     assert (site.runs("again"), site.runs("gone")) == (3, 1)
     assert gone.state == "PENDING"
     wait_until(lambda: site.waiting() == 0, what="an empty queue")
-    assert site.notes.hlen("unacked") == 0
+    wait_until(lambda: site.notes.hlen("unacked") == 0, what="every message to be settled")
 
 
 def test_an_ignored_task_keeps_the_state_that_it_gave_itself(site: Site) -> None:

@@ -32,7 +32,7 @@ class ListMessage(Message):
     def __init__(self, raw: bytes, tag: str, queue: str, key: str, channel: Any) -> None:
         try:
             envelope = _decode(raw)
-        except ValueError:
+        except (ValueError, RecursionError):
             envelope = _decoded_leniently(raw)
         try:
             properties = envelope["properties"]
@@ -83,7 +83,7 @@ def _decoded_leniently(raw: bytes) -> Any:
     """What Python's own encoder writes and others do not read, such as NaN."""
     try:
         return json.loads(raw)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise Unreadable(f"{type(exc).__name__}: {exc}") from exc
 
 
@@ -92,7 +92,7 @@ def redelivered(raw: bytes) -> bytes:
     try:
         envelope = json.loads(raw)
         mark(envelope)
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return raw
     return json.dumps(envelope).encode()
 
