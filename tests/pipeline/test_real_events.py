@@ -95,7 +95,7 @@ def events(settings: dict[str, Any], workers: list[Program], tmp_path: Path) -> 
         found, since = 0, time.monotonic()
 
         def ended() -> bool:
-            """All is told; or nothing more comes: nobody keeps Celery's events, and some get lost."""
+            """All is told; or nothing more comes: nobody keeps events of Celery's."""
             nonlocal found, since
             rows = rows_of(log)
             if len(rows) != found:
