@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from umbel.pipeline.report.shapes import seconds
 from umbel.wire.reprs import safe_repr
 from umbel.worker.logs import mask_secrets
 
@@ -69,20 +70,8 @@ def ago(at: float | None, now: float | None = None) -> str:
 
 
 def duration(value: float | None) -> str:
-    """`1.7 ms`, `12.3 s`, `4m 05s`, `3h 20m`, `2d 4h`."""
-    if value is None or not math.isfinite(value):
-        return NOTHING
-    sign, value = ("-" if value < 0 else ""), abs(value)
-    if value < 0.9995:
-        return f"{sign}{value * 1_000:.{0 if value >= 0.0095 else 1}f} ms"
-    if value < 99.95:
-        return f"{sign}{value:.{2 if value < 9.995 else 1}f} s"
-    whole = round(value)
-    if whole < 3_600:
-        return f"{sign}{whole // 60}m {whole % 60:02}s"
-    if whole < 86_400:
-        return f"{sign}{whole // 3_600}h {whole % 3_600 // 60:02}m"
-    return f"{sign}{whole // 86_400:,}d {whole % 86_400 // 3_600}h"
+    """As the report shows it: `1.7 ms`, `12.3 s`, `4m 05s`."""
+    return NOTHING if value is None or not math.isfinite(value) else seconds(value)
 
 
 def count(value: float | None) -> str:

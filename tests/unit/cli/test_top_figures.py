@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.cli.cluster_script import Event, Script
+from umbel.app.events.measures import RATE_WINDOW_S, SAMPLES_MAX, Rate, Sample
 from umbel.cli.top.figures import OTHERS, UNKNOWN, Figures, TypeRow
-from umbel.cli.top.measures import RATE_WINDOW_S, SAMPLES_MAX, Rate, Sample
 
 
 @pytest.fixture

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from umbel.app.events.measures import Rate
 from umbel.dashboard.live.elections import ELECTIONS_MAX, ElectionBook
 from umbel.dashboard.live.executions import Executions
 from umbel.dashboard.live.figures import Figures
-from umbel.dashboard.live.measures import SERIES_S, Rate, Series
 from umbel.dashboard.live.oldest import read
 from umbel.dashboard.live.polling import QueueFacts, Sample
+from umbel.dashboard.live.series import SERIES_S, Series
 
 
 def event(kind: str, uuid: str = "t", clock: int = 1, node: str = "w1", **more: Any) -> Any:

@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from umbel.app.events.measures import Rate, Sample
 from umbel.app.events.state import State, Worker
 from umbel.cli.event_lines import call_text, first_load, software
 from umbel.cli.plain import count, number, plain
-from umbel.cli.top.measures import Rate, Sample
 from umbel.cluster.clock import Order, order
 from umbel.wire.events import Event
 

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from umbel.app.events.measures import Rate, Sample
 from umbel.dashboard.live.executions import Execution
-from umbel.dashboard.live.measures import Rate, Sample, Series
+from umbel.dashboard.live.series import Series
 
 TYPES_MAX: Final = 1_000
 NODES_MAX: Final = 5_000

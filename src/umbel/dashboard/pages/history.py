@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from umbel.dashboard.moments import unix_time
 from umbel.dashboard.pages.page import BadQuestion, Facts, Page, Params
+from umbel.pipeline.moments import unix_time
 
 if TYPE_CHECKING:
     from umbel.dashboard.site import Site

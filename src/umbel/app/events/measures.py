@@ -1,31 +1,37 @@
-"""Rates and percentiles over the recent past, in bounded memory; time is an argument."""
+"""Rates and durations of the recent past, in bounded memory, for whoever shows them live.
+
+Time is an argument.
+"""
 
 from __future__ import annotations
 
 from collections import deque
+from typing import Final
 
-RATE_WINDOW_S = 10
-SAMPLES_MAX = 512
+RATE_WINDOW_S: Final = 10
+SAMPLES_MAX: Final = 512
 
 
 class Rate:
-    """How many per second, over the last whole seconds."""
+    """How many per second, over the last ten seconds."""
 
-    __slots__ = ("_began_s", "_buckets")
+    __slots__ = ("_began_s", "_buckets", "total")
 
     def __init__(self) -> None:
         self._buckets: deque[list[int]] = deque(maxlen=RATE_WINDOW_S + 2)  # [second, count]
         self._began_s: float | None = None
+        self.total = 0
 
-    def add(self, now_s: float) -> None:
-        """One more, now."""
+    def add(self, now_s: float, count: int = 1) -> None:
+        """So many more, now."""
         second = int(now_s)
+        self.total += count
         if self._began_s is None:
             self._began_s = now_s
         if self._buckets and self._buckets[-1][0] == second:
-            self._buckets[-1][1] += 1
+            self._buckets[-1][1] += count
         else:
-            self._buckets.append([second, 1])
+            self._buckets.append([second, count])
 
     def per_s(self, now_s: float) -> float:
         """The mean over the window, or over what has passed of it; never over less than 1 s."""
