@@ -14,6 +14,7 @@ from tests.integration import commanded as commanding
 from tests.servers import RabbitMQServer, RedisServer
 from tests.sites import Site
 from tests.workers import WorkerProcess
+from umbel import Umbel
 
 
 @pytest.fixture
@@ -112,3 +113,26 @@ def commanded(tasks: commanding.Tasks) -> Iterator[commanding.Start]:
     tasks.hold.set()
     for inside in made:
         inside.close()
+
+
+@pytest.fixture
+def make_sender() -> Iterator[Callable[..., Umbel]]:
+    """Applications that are closed with the test."""
+    made: list[Umbel] = []
+
+    def make_app(broker: Any, **settings: Any) -> Umbel:
+        chosen = {"backend": "disabled://", "set_as_current": False, **settings}
+        made.append(Umbel("sending", broker=broker, **chosen))
+        return made[-1]
+
+    yield make_app
+    for app in made:
+        app.close()
+
+
+@pytest.fixture
+def idle_redis(tmp_path: Path) -> Iterator[RedisServer]:
+    """A Redis that the test may stop; not started yet."""
+    server = RedisServer(tmp_path)
+    yield server
+    server.close()

@@ -12,7 +12,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,59 +21,21 @@ from kombu import Connection, Exchange, Queue
 from kombu.common import Broadcast
 from kombu.exceptions import OperationalError
 
+from tests.integration.sending import PATIENT, QUICK, ids, taken
 from tests.servers import RabbitMQServer, RedisServer, free_port, wait_until
 from umbel import Umbel
 from umbel.app.routes import direct_queue
 from umbel.worker.options import WorkerOptions
 from umbel.worker.worker import Worker
 
-QUICK = {"max_retries": 2, "interval_start": 0, "interval_step": 0.01, "interval_max": 0.01}
-PATIENT = {"max_retries": 400, "interval_start": 0.02, "interval_step": 0, "interval_max": 0.02}
-
-
-@pytest.fixture
-def make() -> Iterator[Callable[..., Umbel]]:
-    """Applications that are closed with the test."""
-    made: list[Umbel] = []
-
-    def make_app(broker: Any, **settings: Any) -> Umbel:
-        chosen = {"backend": "disabled://", "set_as_current": False, **settings}
-        made.append(Umbel("sending", broker=broker, **chosen))
-        return made[-1]
-
-    yield make_app
-    for app in made:
-        app.close()
-
-
-@pytest.fixture
-def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
-    """A Redis that the test may stop; not started yet."""
-    server = RedisServer(tmp_path)
-    yield server
-    server.close()
-
-
-def taken(app: Umbel, queue: str = "celery") -> list[Any]:
-    """Every message of a queue, in order."""
-    found = []
-    with app.connection() as connection:
-        channel = connection.channel()
-        while (message := channel.basic_get(queue, no_ack=True)) is not None:
-            found.append(message)
-    return found
-
-
-def ids(app: Umbel, queue: str = "celery") -> list[str]:
-    return [message.headers["id"] for message in taken(app, queue)]
-
-
 # -- outages -------------------------------------------------------------------------------
 
 
-def test_a_broker_that_is_down_is_named_without_its_password(make: Callable[..., Umbel]) -> None:
+def test_a_broker_that_is_down_is_named_without_its_password(
+    make_sender: Callable[..., Umbel],
+) -> None:
     ports = [free_port(), free_port()]
-    app = make([f"redis://:hunter2@127.0.0.1:{port}/0" for port in ports])
+    app = make_sender([f"redis://:hunter2@127.0.0.1:{port}/0" for port in ports])
     with pytest.raises(OperationalError) as caught:
         app.send_task("t", retry_policy=QUICK)
     text = str(caught.value)
@@ -84,9 +45,9 @@ def test_a_broker_that_is_down_is_named_without_its_password(make: Callable[...,
 
 
 def test_a_wrong_password_is_not_shown_either(
-    make: Callable[..., Umbel], rabbitmq_server: RabbitMQServer
+    make_sender: Callable[..., Umbel], rabbitmq_server: RabbitMQServer
 ) -> None:
-    app = make(f"amqp://guest:hunter2@127.0.0.1:{rabbitmq_server.port}//")
+    app = make_sender(f"amqp://guest:hunter2@127.0.0.1:{rabbitmq_server.port}//")
     with pytest.raises(Exception, match="ACCESS_REFUSED") as caught:
         app.send_task("t", retry=False)
     shown = [str(caught.value), repr(caught.value), str(caught.value.__cause__)]
@@ -94,10 +55,10 @@ def test_a_wrong_password_is_not_shown_either(
 
 
 def test_a_message_waits_for_a_broker_that_comes_up(
-    make: Callable[..., Umbel], own_redis: RedisServer
+    make_sender: Callable[..., Umbel], idle_redis: RedisServer
 ) -> None:
-    app = make(own_redis.url)
-    starter = threading.Thread(target=own_redis.start)
+    app = make_sender(idle_redis.url)
+    starter = threading.Thread(target=idle_redis.start)
     starter.start()
     app.send_task("t", task_id="i", retry_policy=PATIENT)
     starter.join()
@@ -105,13 +66,13 @@ def test_a_message_waits_for_a_broker_that_comes_up(
 
 
 def test_a_message_survives_a_restart_of_the_broker(
-    make: Callable[..., Umbel], own_redis: RedisServer
+    make_sender: Callable[..., Umbel], idle_redis: RedisServer
 ) -> None:
-    own_redis.start()
-    app = make(own_redis.url)
+    idle_redis.start()
+    app = make_sender(idle_redis.url)
     app.send_task("t", task_id="before")
-    own_redis.stop()
-    starter = threading.Thread(target=own_redis.start)
+    idle_redis.stop()
+    starter = threading.Thread(target=idle_redis.start)
     starter.start()
     app.send_task("t", task_id="after", retry_policy=PATIENT)
     starter.join()
@@ -119,9 +80,9 @@ def test_a_message_survives_a_restart_of_the_broker(
 
 
 def test_a_message_is_sent_on_a_fresh_connection_when_rabbitmq_closed_the_old_ones(
-    make: Callable[..., Umbel], amqp_url: str, rabbitmq_server: RabbitMQServer
+    make_sender: Callable[..., Umbel], amqp_url: str, rabbitmq_server: RabbitMQServer
 ) -> None:
-    app = make(amqp_url)
+    app = make_sender(amqp_url)
     app.send_task("t", task_id="before")
     rabbitmq_server.close_connections()
     app.send_task("t", task_id="after")
@@ -131,25 +92,29 @@ def test_a_message_is_sent_on_a_fresh_connection_when_rabbitmq_closed_the_old_on
 
 @pytest.mark.parametrize("dead", [1, 2, 4])
 def test_the_first_broker_that_answers_gets_the_message(
-    make: Callable[..., Umbel], redis_url: str, dead: int
+    make_sender: Callable[..., Umbel], redis_url: str, dead: int
 ) -> None:
     broken = [f"redis://127.0.0.1:{free_port()}/0" for _ in range(dead)]
-    app = make([*broken, redis_url])
+    app = make_sender([*broken, redis_url])
     app.send_task("t", task_id="i", retry=False)
-    assert ids(make(redis_url)) == ["i"]
-    together = make(";".join([*broken, redis_url]))
+    assert ids(make_sender(redis_url)) == ["i"]
+    together = make_sender(";".join([*broken, redis_url]))
     together.send_task("t", task_id="j", retry=False)
-    assert ids(make(redis_url)) == ["j"]
+    assert ids(make_sender(redis_url)) == ["j"]
 
 
-def test_rabbitmq_is_failed_over_to_as_well(make: Callable[..., Umbel], amqp_url: str) -> None:
-    app = make([f"amqp://guest:guest@127.0.0.1:{free_port()}//", amqp_url])
+def test_rabbitmq_is_failed_over_to_as_well(
+    make_sender: Callable[..., Umbel], amqp_url: str
+) -> None:
+    app = make_sender([f"amqp://guest:guest@127.0.0.1:{free_port()}//", amqp_url])
     app.send_task("t", task_id="i", retry=False)
-    assert ids(make(amqp_url)) == ["i"]
+    assert ids(make_sender(amqp_url)) == ["i"]
 
 
-def test_nobody_has_to_beat_for_an_idle_link(make: Callable[..., Umbel], amqp_url: str) -> None:
-    app = make(amqp_url, broker_heartbeat=60)
+def test_nobody_has_to_beat_for_an_idle_link(
+    make_sender: Callable[..., Umbel], amqp_url: str
+) -> None:
+    app = make_sender(amqp_url, broker_heartbeat=60)
     seen: list[Any] = []
     app.publisher.run(lambda link: seen.append(link.connection.connection.heartbeat))
     assert seen == [0]
@@ -182,9 +147,9 @@ def in_child(work: Callable[[], None]) -> None:
 
 
 def test_a_forked_child_publishes_on_a_connection_of_its_own(
-    make: Callable[..., Umbel], broker_url: str
+    make_sender: Callable[..., Umbel], broker_url: str
 ) -> None:
-    app = make(broker_url)
+    app = make_sender(broker_url)
     app.send_task("t", task_id="parent-1")
     publisher, oid, origin = app.publisher, app.oid, app.origin
     links: list[Any] = []
@@ -205,9 +170,9 @@ def test_a_forked_child_publishes_on_a_connection_of_its_own(
 
 
 def test_a_child_that_is_forked_while_threads_publish_is_not_blocked(
-    make: Callable[..., Umbel], redis_url: str
+    make_sender: Callable[..., Umbel], redis_url: str
 ) -> None:
-    app = make(redis_url, broker_pool_limit=1)
+    app = make_sender(redis_url, broker_pool_limit=1)
     app.send_task("t")  # modules are loaded before: Python's own import locks survive no fork
     stop = threading.Event()
 
@@ -229,9 +194,9 @@ def test_a_child_that_is_forked_while_threads_publish_is_not_blocked(
 
 
 def test_twenty_threads_send_two_hundred_messages_each_over_few_links(
-    make: Callable[..., Umbel], redis_url: str
+    make_sender: Callable[..., Umbel], redis_url: str
 ) -> None:
-    app = make(redis_url, broker_pool_limit=4)
+    app = make_sender(redis_url, broker_pool_limit=4)
     client = redis.Redis.from_url(redis_url)
     db = int(redis_url.rsplit("/", 1)[1])
     sent: list[list[str]] = [[] for _ in range(20)]
@@ -264,10 +229,10 @@ def test_twenty_threads_send_two_hundred_messages_each_over_few_links(
 
 
 def test_a_topic_exchange_brings_a_message_to_every_queue_whose_key_matches(
-    make: Callable[..., Umbel], broker_url: str
+    make_sender: Callable[..., Umbel], broker_url: str
 ) -> None:
     topic = Exchange("media", type="topic")
-    app = make(
+    app = make_sender(
         broker_url,
         task_queues=[
             Queue("video", topic, routing_key="video.#"),
@@ -286,19 +251,21 @@ def test_a_topic_exchange_brings_a_message_to_every_queue_whose_key_matches(
 
 
 def test_an_exchange_of_a_declared_queue_is_there_before_it_is_published_to(
-    make: Callable[..., Umbel], amqp_url: str
+    make_sender: Callable[..., Umbel], amqp_url: str
 ) -> None:
     topic = Exchange("media", type="topic")
-    app = make(amqp_url, task_queues=[Queue("celery"), Queue("video", topic, routing_key="#")])
+    app = make_sender(
+        amqp_url, task_queues=[Queue("celery"), Queue("video", topic, routing_key="#")]
+    )
     app.send_task("t", exchange="media", routing_key="video.mp4")
     app.send_task("t", task_id="after")
     assert ids(app) == ["after"]
 
 
 def test_an_exchange_that_is_not_there_harms_no_later_message(
-    make: Callable[..., Umbel], amqp_url: str
+    make_sender: Callable[..., Umbel], amqp_url: str
 ) -> None:
-    app = make(amqp_url, broker_pool_limit=1)
+    app = make_sender(amqp_url, broker_pool_limit=1)
     for n in range(5):
         with pytest.raises(NotFound, match=r"no exchange 'no\.such'"):
             app.send_task("t", exchange="no.such", routing_key="k")
@@ -307,9 +274,9 @@ def test_an_exchange_that_is_not_there_harms_no_later_message(
 
 
 def test_a_channel_that_was_closed_over_another_message_is_replaced(
-    make: Callable[..., Umbel], amqp_url: str
+    make_sender: Callable[..., Umbel], amqp_url: str
 ) -> None:
-    app = make(amqp_url, broker_pool_limit=1)
+    app = make_sender(amqp_url, broker_pool_limit=1)
 
     def spoil(link: Any) -> None:
         link.producer.publish("x", exchange="no.such", routing_key="k")
@@ -322,9 +289,9 @@ def test_a_channel_that_was_closed_over_another_message_is_replaced(
 
 
 def test_a_lifetime_of_months_does_not_break_the_channel(
-    make: Callable[..., Umbel], amqp_url: str
+    make_sender: Callable[..., Umbel], amqp_url: str
 ) -> None:
-    app = make(amqp_url)
+    app = make_sender(amqp_url)
     app.send_task("t", task_id="long", expires=timedelta(days=365))
     app.send_task("t", task_id="weeks", expires=timedelta(days=49))
     app.send_task("t", task_id="after")
@@ -332,16 +299,18 @@ def test_a_lifetime_of_months_does_not_break_the_channel(
 
 
 def test_a_queue_with_priorities_hands_out_the_highest_first_on_rabbitmq(
-    make: Callable[..., Umbel], amqp_url: str
+    make_sender: Callable[..., Umbel], amqp_url: str
 ) -> None:
-    app = make(amqp_url, task_queue_max_priority=10)
+    app = make_sender(amqp_url, task_queue_max_priority=10)
     for priority in (1, 9, 5):
         app.send_task("t", task_id=f"p{priority}", priority=priority)
     assert ids(app) == ["p9", "p5", "p1"]
 
 
-def test_a_transient_message_is_marked_as_such(make: Callable[..., Umbel], amqp_url: str) -> None:
-    app = make(amqp_url, task_default_delivery_mode="transient")
+def test_a_transient_message_is_marked_as_such(
+    make_sender: Callable[..., Umbel], amqp_url: str
+) -> None:
+    app = make_sender(amqp_url, task_default_delivery_mode="transient")
     app.send_task("t")
     app.send_task("t", delivery_mode=2)
     modes = [message.properties["delivery_mode"] for message in taken(app)]
@@ -374,19 +343,19 @@ def start() -> Iterator[Callable[..., Worker]]:
 
 
 def test_a_worker_with_a_queue_of_its_own_is_reached_by_name(
-    broker_url: str, redis_url: str, make: Callable[..., Umbel], start: Callable[..., Worker]
+    broker_url: str, redis_url: str, make_sender: Callable[..., Umbel], start: Callable[..., Worker]
 ) -> None:
     results = {"backend": redis_url}
     names = []
     for name in ("one", "two"):
-        app = make(broker_url, worker_direct=True, **results)
+        app = make_sender(broker_url, worker_direct=True, **results)
 
         @app.task(bind=True, name="who")
         def who(self: Any) -> str:
             return str(self.request.hostname)
 
         names.append(start(app, name).plan.hostname)
-    client = make(broker_url, **results)
+    client = make_sender(broker_url, **results)
     for name in names * 2:
         by_queue = client.send_task("who", queue=direct_queue(name))
         by_key = client.send_task("who", exchange="C.dq2", routing_key=name)
@@ -394,7 +363,7 @@ def test_a_worker_with_a_queue_of_its_own_is_reached_by_name(
 
 
 def test_a_broadcast_reaches_every_worker(
-    broker_url: str, make: Callable[..., Umbel], start: Callable[..., Worker]
+    broker_url: str, make_sender: Callable[..., Umbel], start: Callable[..., Worker]
 ) -> None:
     heard: list[str] = []
     settings: Callable[[], dict[str, Any]] = lambda: {  # noqa: E731 - queues belong to one app
@@ -402,14 +371,14 @@ def test_a_broadcast_reaches_every_worker(
         "task_routes": {"hear": {"queue": "announce", "exchange": "announce"}},
     }
     for name in ("one", "two"):
-        app = make(broker_url, **settings())
+        app = make_sender(broker_url, **settings())
 
         @app.task(bind=True, name="hear")
         def hear(self: Any) -> None:
             heard.append(self.request.hostname.partition("@")[0])
 
         start(app, name)
-    client = make(broker_url, **settings())
+    client = make_sender(broker_url, **settings())
     if broker_url.startswith("redis"):
         # What is published before the workers have subscribed is heard by nobody.
         with redis.Redis.from_url(broker_url) as server:
@@ -427,9 +396,9 @@ def test_a_broadcast_reaches_every_worker(
 
 
 def test_a_message_can_be_compressed_and_expire_and_be_late(
-    broker_url: str, redis_url: str, make: Callable[..., Umbel], start: Callable[..., Worker]
+    broker_url: str, redis_url: str, make_sender: Callable[..., Umbel], start: Callable[..., Worker]
 ) -> None:
-    app = make(broker_url, backend=redis_url, accept_content=["json", "msgpack"])
+    app = make_sender(broker_url, backend=redis_url, accept_content=["json", "msgpack"])
 
     @app.task(name="echo")
     def echo(x: Any) -> Any:

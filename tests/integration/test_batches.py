@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,51 +13,12 @@ import redis
 from kombu import Exchange, Queue
 from kombu.exceptions import OperationalError
 
+from tests.integration.sending import PATIENT, QUICK, ids
 from tests.servers import RedisServer
 from umbel import Umbel
 from umbel.app.publish import BatchNotSent, RetryPolicy
 from umbel.broker import outlets
 from umbel.wire.outgoing import write_task
-
-QUICK = {"max_retries": 2, "interval_start": 0, "interval_step": 0.01, "interval_max": 0.01}
-PATIENT = {"max_retries": 400, "interval_start": 0.02, "interval_step": 0, "interval_max": 0.02}
-
-
-@pytest.fixture
-def make() -> Iterator[Callable[..., Umbel]]:
-    """Applications that are closed with the test."""
-    made: list[Umbel] = []
-
-    def make_app(broker: Any, **settings: Any) -> Umbel:
-        chosen = {"backend": "disabled://", "set_as_current": False, **settings}
-        made.append(Umbel("sending", broker=broker, **chosen))
-        return made[-1]
-
-    yield make_app
-    for app in made:
-        app.close()
-
-
-@pytest.fixture
-def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
-    """A Redis that the test may stop; not started yet."""
-    server = RedisServer(tmp_path)
-    yield server
-    server.close()
-
-
-def taken(app: Umbel, queue: str = "celery") -> list[Any]:
-    """Every message of a queue, in order."""
-    found = []
-    with app.connection() as connection:
-        channel = connection.channel()
-        while (message := channel.basic_get(queue, no_ack=True)) is not None:
-            found.append(message)
-    return found
-
-
-def ids(app: Umbel, queue: str = "celery") -> list[str]:
-    return [message.headers["id"] for message in taken(app, queue)]
 
 
 def commands(client: redis.Redis) -> Counter[str]:
@@ -66,8 +26,10 @@ def commands(client: redis.Redis) -> Counter[str]:
     return Counter({name.removeprefix("cmdstat_"): one["calls"] for name, one in stats.items()})
 
 
-def test_a_batch_is_one_round_trip_on_redis(make: Callable[..., Umbel], redis_url: str) -> None:
-    app = make(redis_url)
+def test_a_batch_is_one_round_trip_on_redis(
+    make_sender: Callable[..., Umbel], redis_url: str
+) -> None:
+    app = make_sender(redis_url)
     app.send_task("t")
     client = redis.Redis.from_url(redis_url)
     before = commands(client)
@@ -80,9 +42,9 @@ def test_a_batch_is_one_round_trip_on_redis(make: Callable[..., Umbel], redis_ur
 
 
 def test_a_message_of_a_batch_is_like_one_that_is_sent_alone(
-    make: Callable[..., Umbel], redis_url: str
+    make_sender: Callable[..., Umbel], redis_url: str
 ) -> None:
-    app = make(redis_url)
+    app = make_sender(redis_url)
     client = redis.Redis.from_url(redis_url)
     options: list[dict[str, Any]] = [
         {}, {"priority": 7}, {"expires": 4000}, {"queue": "fresh"}, {"compression": "gzip"},
@@ -128,9 +90,9 @@ def ms_alone(app: Umbel, client: redis.Redis) -> list[str]:
 
 
 def test_a_batch_for_several_lists_is_one_transaction_on_redis(
-    make: Callable[..., Umbel], redis_url: str
+    make_sender: Callable[..., Umbel], redis_url: str
 ) -> None:
-    app = make(redis_url)
+    app = make_sender(redis_url)
     app.send_many([app.signature("t"), app.signature("t", queue="fresh")])
     client = redis.Redis.from_url(redis_url)
     before = commands(client)
@@ -147,9 +109,9 @@ def test_a_batch_for_several_lists_is_one_transaction_on_redis(
 
 
 def test_a_single_message_is_one_command_on_redis(
-    make: Callable[..., Umbel], redis_url: str
+    make_sender: Callable[..., Umbel], redis_url: str
 ) -> None:
-    app = make(redis_url)
+    app = make_sender(redis_url)
     app.send_task("t")
     client = redis.Redis.from_url(redis_url)
     before = commands(client)
@@ -162,9 +124,9 @@ def test_a_single_message_is_one_command_on_redis(
 
 
 def test_a_header_that_has_no_form_sends_nothing_of_a_batch(
-    make: Callable[..., Umbel], redis_url: str
+    make_sender: Callable[..., Umbel], redis_url: str
 ) -> None:
-    app = make(redis_url)
+    app = make_sender(redis_url)
     bad = app.signature("t", headers={"x": object()})
     with pytest.raises(TypeError, match="object"):
         app.send_many([*(app.signature("t") for _ in range(600)), bad])
@@ -172,10 +134,10 @@ def test_a_header_that_has_no_form_sends_nothing_of_a_batch(
 
 
 def test_a_copy_for_each_queue_has_a_tag_of_its_own(
-    make: Callable[..., Umbel], redis_url: str
+    make_sender: Callable[..., Umbel], redis_url: str
 ) -> None:
     topic = Exchange("media", type="topic")
-    app = make(
+    app = make_sender(
         redis_url,
         task_queues=[Queue(name, topic, routing_key="#") for name in ("one", "two")],
         task_default_queue="one",
@@ -192,9 +154,9 @@ def test_a_copy_for_each_queue_has_a_tag_of_its_own(
 
 
 def test_a_queue_that_expires_is_kept_by_what_is_sent_to_it(
-    make: Callable[..., Umbel], redis_url: str
+    make_sender: Callable[..., Umbel], redis_url: str
 ) -> None:
-    app = make(redis_url, task_queues=[Queue("celery"), Queue("fleeting", expires=60)])
+    app = make_sender(redis_url, task_queues=[Queue("celery"), Queue("fleeting", expires=60)])
     with redis.Redis.from_url(redis_url) as client:
         app.send_task("t", queue="fleeting")
         assert 0 < client.pttl("fleeting") <= 60_000
@@ -204,8 +166,10 @@ def test_a_queue_that_expires_is_kept_by_what_is_sent_to_it(
         assert client.llen("fleeting") == 4
 
 
-def test_keys_have_the_prefix_that_is_set(make: Callable[..., Umbel], redis_url: str) -> None:
-    app = make(redis_url, broker_transport_options={"global_keyprefix": "mine:"})
+def test_keys_have_the_prefix_that_is_set(
+    make_sender: Callable[..., Umbel], redis_url: str
+) -> None:
+    app = make_sender(redis_url, broker_transport_options={"global_keyprefix": "mine:"})
     app.send_task("t", task_id="a")
     app.send_many([app.signature("t", task_id="b"), app.signature("t", task_id="c", queue="d")])
     with redis.Redis.from_url(redis_url) as client:
@@ -231,33 +195,33 @@ class Breaking:
 
 
 def test_a_batch_that_fails_half_way_says_how_much_was_sent(
-    make: Callable[..., Umbel], own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+    make_sender: Callable[..., Umbel], idle_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own_redis.start()
-    app = make(own_redis.url, task_publish_retry_policy=QUICK)
+    idle_redis.start()
+    app = make_sender(idle_redis.url, task_publish_retry_policy=QUICK)
     app.send_task("t", task_id="before")
-    Breaking(own_redis, monkeypatch)
+    Breaking(idle_redis, monkeypatch)
     with pytest.raises(OperationalError, match="of 1200 messages the first 500 were sent") as error:
         app.send_many([app.signature("t", task_id=f"i{n}") for n in range(1200)])
     assert isinstance(error.value, BatchNotSent)
     assert (error.value.sent, error.value.total) == (500, 1200)
-    own_redis.start()
+    idle_redis.start()
     assert ids(app) == ["before", *(f"i{n}" for n in range(500))]
 
 
 def test_a_batch_goes_on_where_it_was_interrupted(
-    make: Callable[..., Umbel], own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+    make_sender: Callable[..., Umbel], idle_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own_redis.start()
-    app = make(own_redis.url, task_publish_retry_policy=PATIENT)
-    breaking = Breaking(own_redis, monkeypatch)
-    stopped = own_redis.stop
+    idle_redis.start()
+    app = make_sender(idle_redis.url, task_publish_retry_policy=PATIENT)
+    breaking = Breaking(idle_redis, monkeypatch)
+    stopped = idle_redis.stop
 
     def restarted() -> None:
         stopped()
-        threading.Thread(target=own_redis.start).start()
+        threading.Thread(target=idle_redis.start).start()
 
-    monkeypatch.setattr(own_redis, "stop", restarted)
+    monkeypatch.setattr(idle_redis, "stop", restarted)
     app.send_many([app.signature("t", task_id=f"i{n}") for n in range(1200)])
     monkeypatch.undo()
     assert breaking.parts > 3
@@ -265,10 +229,10 @@ def test_a_batch_goes_on_where_it_was_interrupted(
 
 
 def test_big_messages_go_in_smaller_parts(
-    make: Callable[..., Umbel], redis_url: str, monkeypatch: pytest.MonkeyPatch
+    make_sender: Callable[..., Umbel], redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outlets, "PART_BYTES_MAX", 10_000)
-    app = make(redis_url)
+    app = make_sender(redis_url)
     app.send_task("t")
     client = redis.Redis.from_url(redis_url)
     before = commands(client)
@@ -280,9 +244,9 @@ def test_big_messages_go_in_smaller_parts(
 
 
 def test_twenty_threads_send_batches_over_few_links(
-    make: Callable[..., Umbel], redis_url: str
+    make_sender: Callable[..., Umbel], redis_url: str
 ) -> None:
-    app = make(redis_url, broker_pool_limit=3)
+    app = make_sender(redis_url, broker_pool_limit=3)
 
     def publish(number: int) -> None:
         for batch in range(4):
@@ -301,17 +265,19 @@ def test_twenty_threads_send_batches_over_few_links(
         assert own == [f"{number}-{n}" for n in range(200)]
 
 
-def test_a_batch_goes_out_in_order_on_rabbitmq(make: Callable[..., Umbel], amqp_url: str) -> None:
-    app = make(amqp_url)
+def test_a_batch_goes_out_in_order_on_rabbitmq(
+    make_sender: Callable[..., Umbel], amqp_url: str
+) -> None:
+    app = make_sender(amqp_url)
     app.send_many([app.signature("t", (n,), task_id=f"i{n}") for n in range(300)])
     assert ids(app) == [f"i{n}" for n in range(300)]
 
 
 def test_a_batch_may_go_to_several_queues_and_exchanges(
-    make: Callable[..., Umbel], broker_url: str
+    make_sender: Callable[..., Umbel], broker_url: str
 ) -> None:
     topic = Exchange("media", type="topic")
-    app = make(
+    app = make_sender(
         broker_url,
         task_queues=[Queue("celery"), Queue("video", topic, routing_key="video.#")],
     )
@@ -327,9 +293,9 @@ def test_a_batch_may_go_to_several_queues_and_exchanges(
 
 
 def test_a_bad_argument_sends_nothing_of_a_batch(
-    make: Callable[..., Umbel], broker_url: str
+    make_sender: Callable[..., Umbel], broker_url: str
 ) -> None:
-    app = make(broker_url)
+    app = make_sender(broker_url)
     app.send_task("t", task_id="before")
     with pytest.raises(TypeError):
         app.send_many([app.signature("t", (1,)), app.signature("t", (object(),))])
