@@ -49,7 +49,6 @@ PATIENCE: Final = 2
 # Of heartbeats that do not tell their interval.
 FREQ_S: Final = 2.0
 FREQ_MAX_S: Final = 3_600.0
-_ACCURACY: Final = 1_000
 
 
 _SIGNS: Final = "type IN ('worker-heartbeat', 'worker-online', 'worker-offline')"
@@ -97,7 +96,8 @@ def workers(events: DataFrame) -> DataFrame:
                 min(timestamp) FILTER (WHERE type = 'worker-online') AS said_online,
                 max(timestamp) AS last_seen, max(processed) AS processed,
                 max(lost) AS events_lost,
-                percentile_approx(received - timestamp, 0.5D, {_ACCURACY}) AS drift,
+                percentile_disc(0.5D)
+                    WITHIN GROUP (ORDER BY round(received - timestamp, 3)) AS drift,
                 count(1) AS events_seen
             FROM {{events}} GROUP BY hostname, incarnation
         ), numbers AS (
