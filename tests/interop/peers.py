@@ -24,7 +24,7 @@ import umbel.exceptions
 from tests.servers import wait_until
 from tests.workers import READY, Program
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 # For groups: a Celery client looks at them twice a second unless told to look more often.
 OFTEN: Any = {"timeout": WAIT_S, "interval": 0.01}
 CELERY, UMBEL = "celery", "umbel"

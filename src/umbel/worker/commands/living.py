@@ -36,14 +36,19 @@ def disable_events(state: CommandState, **_: Any) -> dict[str, str]:
 
 
 @command(reads=True, anywhere=True)
-def heartbeat(state: CommandState, **_: Any) -> None:
+def heartbeat(state: CommandState, **_: Any) -> dict[str, str] | None:
     """Send a heartbeat now."""
     from umbel.worker.steps.heart import vital_signs
 
     worker = state.worker
-    if worker.events is not None:
-        signs = vital_signs(worker, worker.plan.heartbeat_interval_s)
-        worker.events.send("worker-heartbeat", **signs)
+    if worker.events is None:
+        return {"error": NO_EVENTS}
+    if worker.events.beat_interval_s is None:
+        # Who beats only once is taken for lost a moment later.
+        return {"error": "this node sends no heartbeats (--without-heartbeat)"}
+    signs = vital_signs(worker, worker.plan.heartbeat_interval_s)
+    worker.events.send("worker-heartbeat", **signs)
+    return None
 
 
 @command(anywhere=True)
