@@ -44,6 +44,8 @@ def asynloop(consumer: Consumer) -> None:
     window, ticks = _Window(consumer), set(hub.on_tick)
     TasksStep.consume(consumer)
     hub.on_tick.add(window.tell)
+    worker.gathers = worker.pool.on_loop
+    hub.on_tick.add(worker.dispatch)
     connection.transport.register_with_event_loop(connection.connection, hub)
     _watch_heartbeat(consumer)
     hub.add_reader(worker.inbox.fileno(), worker.inbox.run)
@@ -74,6 +76,7 @@ def asynloop(consumer: Consumer) -> None:
                 loop = hub.create_loop()
     finally:
         hub.on_tick &= ticks
+        worker.gathers = False
         _reset_hub(worker)
 
 

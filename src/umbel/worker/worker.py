@@ -112,6 +112,7 @@ class Worker:
         self._in_pool = 0
         self._aside_count = 0
         self._lasting: list[Any] = []
+        self.gathers = False  # ready requests, until the loop waits
         self._dispatching = False
         self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="umbel-aside")
         self.blueprint = Blueprint("worker", [*WORKER_STEPS, *app.steps["worker"]])
@@ -195,11 +196,12 @@ class Worker:
         """The request may run as soon as the pool has room."""
         self.unhold(request)
         self._ready.append(request)
-        self.dispatch()
+        if not self.gathers or self._in_pool < self.pool.size:
+            self.dispatch()
 
     def dispatch(self) -> None:
         """Fill the pool from what is ready."""
-        if self._dispatching:
+        if self._dispatching or not self._ready:
             return  # an inline pool comes back here from within submit
         self._dispatching = True
         try:
@@ -212,6 +214,7 @@ class Worker:
                 doubtful = revocations.any or request.expires is not None
                 if not doubtful or not request.strategy.is_discarded(request):
                     self._submit(request)
+            pool.flush()
         finally:
             self._dispatching = False
 
@@ -243,7 +246,7 @@ class Worker:
         if request.owed:
             request.owed = False
             self.prefetch.debtors -= 1
-        if self._ready:
+        if self._ready and not self.pool.on_loop:  # which has us fill it
             self.dispatch()
 
     def recall(self) -> None:

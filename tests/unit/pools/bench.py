@@ -247,6 +247,7 @@ class Bench:
         hard_s: float | None = None,
         order_id: str = "",
         expected_s: float | None = None,
+        flush: bool = True,
     ) -> Recorder:
         """Submit an order; an inline pool gets a thread to run it in."""
         recorder = Recorder()
@@ -259,6 +260,8 @@ class Bench:
             thread.start()
         else:
             self.pool.submit(order, recorder, soft_s, hard_s, expected_s)
+            if flush:
+                self.pool.flush()
         return recorder
 
     def order(self, task: str, text: str = "", order_id: str = "") -> Order:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import os
+import random
 import signal
 import threading
 import time
@@ -128,6 +129,57 @@ def test_what_waits_behind_an_order_that_turns_out_long_can_be_recalled(
     assert bench.pool.close_and_join(WAIT_S)
     assert all(recorder.calls == [] for recorder in behind)
     assert not (bench.directory / "ran").exists()
+
+
+def test_what_a_child_has_read_with_others_is_recalled_and_sent_again(
+    flavour: str, start_bench: StartBench
+) -> None:
+    bench = start_bench(flavour, concurrency=1)
+    pool = bench.pool
+    rounds, left = 20, 3
+    for n in range(rounds):
+        first = bench.submit("echo", order_id=f"first-{n}", expected_s=SHORT_S, flush=False)
+        held = bench.submit("hold", order_id=f"held-{n}", expected_s=SHORT_S, flush=False)
+        behind = [
+            bench.submit("count", order_id=f"{n}-{k}", expected_s=SHORT_S, flush=False)
+            for k in range(10)
+        ]
+        pool.flush()  # all of these in one packet
+        held.wait_for("accepted")
+        assert pool.recall() == behind
+        again = [
+            bench.submit("count", order_id=f"{n}-{k}", expected_s=SHORT_S, flush=False)
+            for k in range(left)
+        ]
+        pool.flush()
+        bench.go(f"held-{n}")
+        assert first.succeeded
+        assert held.succeeded
+        assert all(recorder.succeeded for recorder in again)
+        assert all(recorder.calls == [] for recorder in behind)
+    ran = (bench.directory / "ran").read_text().split()
+    assert ran == [f"{n}-{k}" for n in range(rounds) for k in range(left)]
+
+
+def test_whatever_is_taken_back_while_children_go_on_runs_once(
+    flavour: str, start_bench: StartBench
+) -> None:
+    bench = start_bench(flavour, concurrency=2)
+    pool = bench.pool
+    ids = [f"o{n}" for n in range(600)]
+    recorders = {name: Recorder() for name in ids}
+    waiting = collections.deque(ids)
+    names = {id(recorder): name for name, recorder in recorders.items()}
+    while waiting:
+        for _ in range(min(random.randint(1, 40), len(waiting))):
+            name = waiting.popleft()
+            pool.submit(bench.order("count", order_id=name), recorders[name], None, None, SHORT_S)
+        pool.flush()
+        time.sleep(random.random() * 0.003)
+        waiting.extendleft(names[id(one)] for one in reversed(pool.recall()))
+    assert all(recorder.succeeded for recorder in recorders.values())
+    assert sorted((bench.directory / "ran").read_text().split()) == sorted(ids)
+    assert all(recorder.names == ["accepted", "finished"] for recorder in recorders.values())
 
 
 def test_what_waits_behind_a_long_order_goes_to_an_idle_child(

@@ -161,6 +161,9 @@ class Hand:
     def submit(self, order: Any, watcher: Any, *limits: Any) -> None:
         self.taken.append(watcher)
 
+    def flush(self) -> None:
+        """All of it was taken at once."""
+
     def has_room(self) -> bool:
         return len(self.taken) < 3
 

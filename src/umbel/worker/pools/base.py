@@ -88,6 +88,8 @@ class PoolOptions:
     """prefork only: runs first in each new child, after inherited files were let go."""
     loop: Inbox | None = None
     """prefork only: watchers are called on the thread of this loop, not on one of the pool's."""
+    has_room: Callable[[], None] = _nothing
+    """prefork only: called on the thread of the loop when there may be room for more orders."""
     overdue: Callable[[], None] = _nothing
     """prefork only: called on a thread of the pool when orders wait in a child behind one that
     takes longer than was expected; `recall` gets them out of there."""
@@ -127,6 +129,9 @@ class Pool(ABC):
 
         `expected_s` is how long such orders take: several short ones may be put into one hand.
         """
+
+    def flush(self) -> None:
+        """Called when nothing more is submitted for now: several orders may be sent together."""
 
     def has_room(self) -> bool:
         """Whether one more order would begin soon although `size` of them have not ended."""

@@ -33,6 +33,7 @@ class PoolStep(Step):
                 max_tasks_per_child=plan.max_tasks_per_child,
                 max_memory_per_child_kib=plan.max_memory_per_child_kib,
                 loop=parent.inbox,
+                has_room=parent.dispatch,
                 overdue=lambda: parent.inbox.post(parent.reconsider),
                 proc_alive_timeout_s=parent.app.conf.worker_proc_alive_timeout,
             )

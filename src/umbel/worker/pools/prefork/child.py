@@ -20,9 +20,9 @@ from umbel.worker.pools.base import Watcher
 from umbel.worker.pools.prefork import frames, inside
 
 _READ_BYTES = 256 * 1024
-# A child rings when it begins an order that is so far behind the one it runs when it is sent: it
-# has that many left then, and gets more before it runs out.
-_RINGS_AT = frozenset({2, 4, 8})
+# A child rings when it begins an order that is so far behind the one it runs when it is given: it
+# gets more before it runs out.
+_RINGS_AT = frozenset({2, 8, 24})
 
 
 class Job:
@@ -37,6 +37,7 @@ class Job:
         "hard_s",
         "order_id",
         "over_limit",
+        "rings",
         "seq",
         "soft_at",
         "soft_s",
@@ -63,6 +64,7 @@ class Job:
         self.began: float | None = None  # monotonic, once accepted
         self.soft_at: float | None = None  # monotonic, once accepted
         self.hard_at: float | None = None
+        self.rings = False  # its child says so when it begins
         self.over_limit = False  # its child was killed for the hard limit
         self.cancelled: int | None = None  # the signal asked for
         self.struck = False  # that signal was sent
@@ -91,9 +93,9 @@ class Child:
         self,
         pid: int,
         near: socket.socket,
-        far: socket.socket,
         results_fd: int,
         bell_fd: int,
+        tokens_fd: int,
         cell: mmap.mmap,
     ) -> None:
         self.pid = pid
@@ -114,10 +116,12 @@ class Child:
         self.started_any = False
         self.reaped = False
         self.served = 0
-        self._far = far
+        self._tokens_fd = tokens_fd
         self._cell = cell
+        self._epoch = 0
         self._reader = frames.FrameReader()
-        self._outbox: deque[bytes] = deque()
+        self._given: list[Job] = []  # held, and yet to be sent
+        self._outbox: deque[bytes] = deque()  # of a bulky order, or a word of what is taken back
         self._hangs_up = False
         near.setblocking(False)
         os.set_blocking(results_fd, False)
@@ -134,37 +138,69 @@ class Child:
 
     @property
     def writing(self) -> bool:
-        """Part of a bulky order has yet to be written."""
+        """The socket has yet to take something."""
         return bool(self._outbox)
+
+    @property
+    def given_count(self) -> int:
+        """How many orders it holds that were not sent."""
+        return len(self._given)
 
     def is_open(self, depth: int, load_s_max: float) -> bool:
         """It may get one more order, which then begins soon."""
         if not self.ready or self.leaving or self._outbox:
             return False
-        if not self.held:
+        held = self.held
+        if not held:
             return True
-        if self.full or self.load_s >= load_s_max or len(self.held) >= depth:
+        if self.load_s >= load_s_max or len(held) >= depth or self.full:
             return False
         running = self.running
-        if running is not None and running.cancelled is not None:
-            return False  # a signal is on its way: wait and see
-        return not self._bulky_ahead()
+        if running is None:
+            return not self._bulky_ahead()
+        return running.cancelled is None  # else a signal is on its way: wait and see
 
-    def send(self, job: Job) -> bool:
-        """Write the order, or begin to; False when the socket is full."""
-        held = self.held
+    def give(self, job: Job) -> None:
+        """The order is this child's now; `send` tells it, for a bulky one this does."""
+        job.rings = len(self.held) in _RINGS_AT
+        self.held[job.seq] = job
+        self.load_s += job.cost_s
         if job.bulky:
             self._outbox.extend(frames.packets(job.seq, job.data))
+            self._add_tokens(1)
             self.write_on()
         else:
+            self._given.append(job)
+
+    def send(self) -> list[Job]:
+        """Send what it was given; what does not fit is not its own any more, and returned."""
+        given = self._given
+        while given:
+            size = count = 0
+            for job in given:
+                size += len(job.data) + frames.ORDER_HEADER_BYTES
+                if count and size > frames.PACKET_PAYLOAD_BYTES_MAX:
+                    break
+                count += 1
+            packed = frames.packet((job.seq, job.rings, job.data) for job in given[:count])
             try:
-                self.near.send(frames.packet(job.seq, job.data, len(held) in _RINGS_AT))
+                self.near.send(packed)
             except OSError:  # full; or broken, and then waitpid will tell
                 self.full = True
-                return False
-        held[job.seq] = job
-        self.load_s += job.cost_s
-        return True
+                return self._take_given(len(given))
+            del given[:count]
+            self._add_tokens(count)
+        return []
+
+    def _add_tokens(self, count: int) -> None:
+        os.eventfd_write(self._tokens_fd, count)
+
+    def _take_given(self, count: int) -> list[Job]:
+        taken = self._given[len(self._given) - count :]
+        del self._given[len(self._given) - count :]
+        for job in taken:
+            self.drop(job.seq)
+        return taken
 
     def drop(self, seq: int) -> Job:
         """Forget an order that it does not hold any more."""
@@ -173,11 +209,13 @@ class Child:
         return job
 
     def write_on(self) -> None:
-        """Write what the socket takes of a bulky order."""
+        """Write what the socket takes."""
         try:
             while self._outbox:
                 self.near.send(self._outbox[0])
-                self._outbox.popleft()
+                if frames.is_void(self._outbox.popleft()):
+                    self._epoch += 1
+                    inside.EPOCH.pack_into(self._cell, inside.EPOCH_AT, self._epoch)
         except BlockingIOError:
             return
         except OSError:
@@ -186,23 +224,30 @@ class Child:
             self.hang_up()
 
     def take_back(self, count: int) -> list[Job]:
-        """Up to `count` orders that it has not read, oldest first; they are no longer its own."""
-        jobs: list[Job] = []
-        if self._outbox or self._bulky_ahead():
-            return jobs
+        """Up to `count` orders that it has not begun, the newest, in their order; they are no
+        longer its own."""
+        if self._bulky_ahead():
+            return []
+        jobs = self._take_given(min(count, len(self._given)))
+        taken = 0
         with contextlib.suppress(BlockingIOError):
-            while len(jobs) < count:
-                packet = self._far.recv(frames.PACKET_BYTES_MAX, socket.MSG_DONTWAIT)
-                if not packet:
-                    break
-                jobs.append(self.drop(frames.packet_header(packet)[1]))
-        return jobs
+            while taken < count - len(jobs):
+                os.eventfd_read(self._tokens_fd)
+                taken += 1
+        if not taken:
+            return jobs
+        # Without tokens it begins nothing, and until this is written it gets none.
+        self._outbox.append(frames.void(taken))
+        self.write_on()
+        sent = list(self.held)[-taken:]
+        return [self.drop(seq) for seq in sent] + jobs
 
     def let_go(self) -> list[Job]:
         """The orders of a child that will never begin them."""
         jobs = list(self.held.values())
         self.held.clear()
         self.load_s = 0.0
+        self._given.clear()
         self._outbox.clear()
         return jobs
 
@@ -227,6 +272,11 @@ class Child:
             yield from self._reader.feed(data)
             if not to_the_end and len(data) < _READ_BYTES:
                 return  # if more has come it has rung again
+
+    def listened(self, now: float) -> None:
+        """Whoever listens to it says so before: it need not ring for a while."""
+        self.heard_at = now
+        inside.HEARD.pack_into(self._cell, inside.HEARD_AT, now)
 
     def signal(self, signum: int) -> None:
         """Send a signal; never to a number that is no longer this child's."""
@@ -265,9 +315,8 @@ class Child:
     def close(self) -> None:
         """Let go of pipes and memory, after `reap`."""
         self.near.close()
-        self._far.close()
-        os.close(self.results_fd)
-        os.close(self.bell_fd)
+        for fd in (self.results_fd, self.bell_fd, self._tokens_fd):
+            os.close(fd)
         if self.pidfd is not None:
             os.close(self.pidfd)
         self._cell.close()

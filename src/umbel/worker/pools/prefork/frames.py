@@ -1,10 +1,17 @@
 """What parent and child say to each other.
 
-Down, parent to child: packets of a SOCK_SEQPACKET socket. A packet is kind (1 byte), sequence
-number (8 bytes) and bytes of an encoded order. An order that does not fit into one packet comes in
-several, `MORE` … `LAST`; a small one is a single `WHOLE`. Packets are atomic: either the child
-reads one or the parent takes it back, never half of it. A `WHOLE` may carry the flag `RINGS`: the
-parent wants to hear at once when this one begins.
+Down, parent to child: packets of a SOCK_SEQPACKET socket. A packet is kind (1 byte), a number
+(8 bytes) and more. `ORDERS` carries that many small orders, each as sequence number (8 bytes), a
+flag (1 byte: the parent wants to hear at once when this one begins), length (4 bytes) and its
+encoded bytes. An order that does not fit into one packet comes in several, `MORE` … `LAST`, whose
+number is its sequence number. `VOID`: the last so many orders before this packet are taken back.
+
+Whether the child may begin the next order is decided by *tokens* (an eventfd that counts down by
+one with each read). For every order the parent adds one, after the packet; the child takes one
+before it begins, and the parent takes back the newest orders by taking tokens. So an order belongs
+to exactly one of them, although the child has read the packet long ago. After a `VOID` and before
+the next token the parent raises the *epoch* in the shared cell: a child with a token of later finds
+it raised, and reads on before it believes what it has.
 
 Up, child to parent: frames on a pipe. A frame is length of the payload (4 bytes), kind (1 byte),
 sequence number (8 bytes), payload. Frames come in any pieces; `FrameReader` joins them. Nobody
@@ -14,6 +21,7 @@ waits for the pipe: writing to it wakes no one. The child rings a bell where tha
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Iterator
 
 # Well below the 208 KiB that a Unix socket buffers by default, so that several fit.
 PACKET_PAYLOAD_BYTES_MAX = 60_000
@@ -21,13 +29,14 @@ PACKET_PAYLOAD_BYTES_MAX = 60_000
 FRAME_PAYLOAD_BYTES_MAX = 256 * 2**20
 
 _PACKET = struct.Struct("!BQ")
+_ORDER = struct.Struct("!QBI")
 _FRAME = struct.Struct("!IBQ")
 _WHEN = struct.Struct("!d")
 PACKET_HEADER_BYTES = _PACKET.size
-PACKET_BYTES_MAX = PACKET_HEADER_BYTES + PACKET_PAYLOAD_BYTES_MAX
+ORDER_HEADER_BYTES = _ORDER.size
+PACKET_BYTES_MAX = PACKET_HEADER_BYTES + ORDER_HEADER_BYTES + PACKET_PAYLOAD_BYTES_MAX
 
-WHOLE, MORE, LAST = 1, 2, 3
-RINGS = 0x80  # added to the kind
+ORDERS, MORE, LAST, VOID = 1, 2, 3, 4
 
 READY = 1  # the child is up
 ACCEPTED = 2  # payload: monotonic time
@@ -39,9 +48,35 @@ class BrokenFrame(Exception):
     """The child's pipe carries something that is not a frame."""
 
 
-def packet(seq: int, data: bytes, rings: bool) -> bytes:
-    """The packet that carries a small order."""
-    return _PACKET.pack(WHOLE | RINGS if rings else WHOLE, seq) + data
+def packet(orders: Iterable[tuple[int, bool, bytes]]) -> bytes:
+    """The packet that carries small orders: sequence number, whether to ring, bytes."""
+    pack, parts = _ORDER.pack, [b""]
+    for seq, rings, data in orders:
+        parts.append(pack(seq, rings, len(data)))
+        parts.append(data)
+    parts[0] = _PACKET.pack(ORDERS, len(parts) // 2)
+    return b"".join(parts)
+
+
+def void(count: int) -> bytes:
+    """The packet that takes back the last `count` orders."""
+    return _PACKET.pack(VOID, count)
+
+
+def is_void(packet: bytes) -> bool:
+    """Whether it takes back."""
+    return packet[0] == VOID
+
+
+def orders(packet: bytes) -> Iterator[tuple[int, bool, bytes]]:
+    """What an `ORDERS` packet carries."""
+    start, size, head = PACKET_HEADER_BYTES, len(packet), _ORDER.size
+    unpack = _ORDER.unpack_from
+    while start < size:
+        seq, rings, length = unpack(packet, start)
+        begin = start + head
+        start = begin + length
+        yield seq, bool(rings), packet[begin:start]
 
 
 def packets(seq: int, data: bytes) -> list[bytes]:
@@ -53,10 +88,10 @@ def packets(seq: int, data: bytes) -> list[bytes]:
     ]
 
 
-def packet_header(packet: bytes | bytearray | memoryview) -> tuple[int, int]:
-    """Kind and sequence number of a packet."""
-    kind, seq = _PACKET.unpack_from(packet)
-    return kind, seq
+def packet_header(packet: bytes) -> tuple[int, int]:
+    """Kind and number of a packet."""
+    kind, number = _PACKET.unpack_from(packet)
+    return kind, number
 
 
 def frame(kind: int, seq: int, payload: bytes = b"") -> bytes:

@@ -9,8 +9,8 @@ closes with the parent, and its messages are delivered again.
 
 What the child says goes into a pipe that nobody waits for; a bell (an eventfd) wakes the parent,
 and that is what costs. The child rings before it waits for orders, when an order begins that the
-parent has marked, and when it has not rung for `QUIET_S`. So the parent learns of an order that
-begins unrung by looking into the pipe once, a while after the last ring.
+parent has marked, and when it has not rung or been listened to for `QUIET_S`. So the parent learns
+of an order that begins unrung by looking into the pipe once, a while after it has listened.
 
 The soft limit is SIGUSR1 plus a cell of shared memory with the sequence number of the order it is
 meant for: a signal that comes late finds another number running, or none, and does nothing.
@@ -31,6 +31,7 @@ import socket
 import struct
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 from time import monotonic
@@ -42,13 +43,18 @@ from umbel.worker.orders import Outcome, decode_order, encode_outcome
 from umbel.worker.pools.base import PoolOptions, failure_of, logger, soft_limit_disarmer
 from umbel.worker.pools.prefork import frames
 
+# The memory that is shared with the parent: the order that a soft limit is meant for, the epoch (see
+# `frames`), and when the parent last listened.
 CELL = struct.Struct("=Q")
+EPOCH, EPOCH_AT = struct.Struct("=Q"), 8
+HEARD, HEARD_AT = struct.Struct("=d"), 16
+CELL_BYTES = 24
 SOFT_SIGNAL = signal.SIGUSR1
 # Sent by a terminal to the whole group; the parent decides what they mean.
 IGNORED_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 EXIT_START_FAILED = 70
 # More rings mean more wake-ups of the parent, fewer mean that it learns later of what has begun.
-QUIET_S = 0.002
+QUIET_S = 0.008
 
 _PR_SET_PDEATHSIG = 1
 
@@ -59,6 +65,7 @@ def live(
     orders: socket.socket,
     results_fd: int,
     bell_fd: int,
+    tokens_fd: int,
     cell: mmap.mmap,
 ) -> NoReturn:
     """Be a pool child; never returns into the code of the parent."""
@@ -66,9 +73,9 @@ def live(
     try:
         _tie_to_parent(parent_pid)
         _forget_begun_imports()
-        desk = _Desk(options, orders, results_fd, bell_fd, cell)
+        desk = _Desk(options, orders, results_fd, bell_fd, tokens_fd, cell)
         _reset_signals(desk)
-        _let_go({0, 1, 2, orders.fileno(), results_fd, bell_fd, *_log_files()})
+        _let_go({0, 1, 2, orders.fileno(), results_fd, bell_fd, tokens_fd, *_log_files()})
         _become_main_thread()
         gc.freeze()  # what was inherited is neither ours to collect nor worth scanning
         options.child_started()
@@ -108,6 +115,7 @@ class _Desk:
         orders: socket.socket,
         results_fd: int,
         bell_fd: int,
+        tokens_fd: int,
         cell: mmap.mmap,
     ) -> None:
         self._options = options
@@ -117,8 +125,10 @@ class _Desk:
         self._rang = 0.0  # monotonic
         self._cell = cell
         self._armed = 0  # sequence number that a soft limit may strike, 0 for none
+        self._tokens_fd = tokens_fd
+        self._waiting: deque[tuple[int, bool, bytes]] = deque()  # read, and not begun
+        self._epoch = 0
         self._unsent = bytearray()
-        self._packet = bytearray(frames.PACKET_BYTES_MAX)
         self._pid = os.getpid()
         self._left = options.max_tasks_per_child or 0
 
@@ -129,14 +139,14 @@ class _Desk:
         self._unsent += frames.frame(frames.READY, self._pid)
         last = False
         while not last:
-            received = self._receive()
+            received = self._next()
             if received is None:
                 break
-            seq, data, rings = received
+            seq, rings, data = received
             self._unsent += frames.accepted_frame(seq, monotonic())
             self._flush()
             # After the write: who is held up here rings, and what was written before is looked at.
-            if rings or monotonic() - self._rang > QUIET_S:
+            if rings or self._unheard_s() > QUIET_S:
                 self._ring()
             outcome = self._perform(seq, data)
             if os.getpid() != self._pid:
@@ -176,29 +186,68 @@ class _Desk:
         assert error is not None
         return failure_of(error, monotonic() - began)
 
-    def _receive(self) -> tuple[int, bytes | memoryview, bool] | None:
+    def _next(self) -> tuple[int, bool, bytes] | None:
         """The next order, and whether to ring for it; None when there will be none."""
-        parts = bytearray()
-        while True:
-            size = self._receive_packet()
-            if size == 0:
+        if not self._claim():
+            return None
+        waiting = self._waiting
+        (epoch,) = EPOCH.unpack_from(self._cell, EPOCH_AT)
+        if epoch != self._epoch:
+            self._epoch = epoch
+            with contextlib.suppress(BlockingIOError):
+                while self._read_packet(socket.MSG_DONTWAIT):
+                    pass
+        while not waiting:
+            if not self._read_packet():
                 return None
-            kind, seq = frames.packet_header(self._packet)
-            payload = memoryview(self._packet)[frames.PACKET_HEADER_BYTES : size]
-            if kind & ~frames.RINGS == frames.WHOLE:
-                return seq, payload, kind != frames.WHOLE
-            parts += payload
-            if kind == frames.LAST:
-                return seq, bytes(parts), True
+        return waiting.popleft()
 
-    def _receive_packet(self) -> int:
+    def _claim(self) -> bool:
+        """Take a token, which allows to begin one order; waits for it. False: there will be none."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._tokens_fd)
+            return True
         if self._unsent:
-            try:
-                return self._orders.recv_into(self._packet, 0, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                self._flush()
-                self._ring()
-        return self._orders.recv_into(self._packet)
+            self._flush()
+            self._ring()
+        waiter = select.poll()
+        waiter.register(self._tokens_fd, select.POLLIN)
+        waiter.register(self._orders, select.POLLRDHUP)
+        while True:
+            found = dict(waiter.poll())
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._tokens_fd)
+                return True
+            if self._orders.fileno() in found:
+                return False
+
+    def _read_packet(self, flags: int = 0) -> bool:
+        """Read one packet, or all of a bulky order; False at the end."""
+        packet = self._orders.recv(frames.PACKET_BYTES_MAX, flags)
+        if not packet:
+            return False
+        kind, number = frames.packet_header(packet)
+        if kind == frames.ORDERS:
+            self._waiting.extend(frames.orders(packet))
+            return True
+        if kind == frames.VOID:
+            for _ in range(number):
+                self._waiting.pop()
+            return True
+        parts = bytearray(packet[frames.PACKET_HEADER_BYTES :])
+        while kind == frames.MORE:
+            packet = self._orders.recv(frames.PACKET_BYTES_MAX)
+            if not packet:
+                return False
+            kind, number = frames.packet_header(packet)
+            parts += packet[frames.PACKET_HEADER_BYTES :]
+        self._waiting.append((number, True, bytes(parts)))
+        return True
+
+    def _unheard_s(self) -> float:
+        """For how long the parent may not have known what was said."""
+        (heard,) = HEARD.unpack_from(self._cell, HEARD_AT)
+        return monotonic() - max(heard, self._rang)
 
     def _flush(self) -> None:
         unsent = self._unsent

@@ -29,7 +29,9 @@ from umbel.worker.pools.prefork.roster import LOAD_S, Call, Roster
 _SWEEP_S = 0.5  # looking after children without a pidfd
 _RECHECK_S = 0.01  # an order over its limit that seems to have ended: its frame is on the way
 # So long after a child was heard it has begun an order unrung, or will ring for the next one.
-_LOOK_S = inside.QUIET_S + 0.003
+_LOOK_S = inside.QUIET_S + 0.012
+# Who was not heard for so long is listened to when somebody else rings.
+_ALSO_S = inside.QUIET_S / 2
 # If it is found to have more orders than it runs the bells may be unheard: look again, less often.
 _LOOK_S_MAX = 0.5
 _NEVER = float("inf")
@@ -96,11 +98,13 @@ class Keeper:
         self.wake()
         return calls
 
-    def was_sent(self, child: Child, before: float) -> None:
-        """The child was sent an order, not earlier than `before`."""
-        if child.unbegun == 1 and child.look_at is not None and before > child.look_at:
-            child.look_at = None  # it rang long ago, so it will ring for this one
-        self._has_more(child)
+    def send(self) -> None:
+        """Send what children were given."""
+        before = monotonic()
+        for child, count in self.roster.send():
+            if child.unbegun == count and child.look_at is not None and before > child.look_at:
+                child.look_at = None  # it rang long ago, so it will ring for the first of these
+            self._has_more(child)
 
     def _has_more(self, child: Child) -> None:
         """The child holds orders that have not begun: it may begin one without ringing for it, or
@@ -128,17 +132,23 @@ class Keeper:
             if not self.terminated:
                 self._hand_out()
             self._gather_calls()
+        self._tell()
+
+    def _tell(self) -> None:
+        # First more to do for those who were heard: they go on while the rest is dealt with.
+        self._options.has_room()
         self._make_calls()
+        self._options.has_room()
 
     def _hear_bells(self) -> None:
-        rung = self._bells.poll(0)
+        rung = {fd for fd, _ in self._bells.poll(0)}
         now = monotonic()
-        for fd, _ in rung:
-            child = self._watched.get(fd)
-            if child is None or child.reaped:
-                continue
-            child.heard_at, child.look_at = now, now + _LOOK_S
-            self._listen(child)
+        for child in self._children.values():
+            # Others have said something too, and then need not ring.
+            if child.bell_fd in rung or (child.held and now - child.heard_at > _ALSO_S):
+                child.listened(now)
+                child.look_at = now + _LOOK_S
+                self._listen(child)
 
     def _listen(self, child: Child, to_the_end: bool = False) -> None:
         """Read what the child said."""
@@ -254,7 +264,7 @@ class Keeper:
         if self._loop is None:
             self._make_calls()
         elif self._calls:
-            self._loop.post(self._make_calls)
+            self._loop.post(self._tell)
         if overdue:
             self._options.overdue()
         return over

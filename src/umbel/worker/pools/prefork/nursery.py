@@ -77,21 +77,22 @@ def fork_child(options: PoolOptions) -> Child:
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     results_fd, write_fd = os.pipe()
     bell_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-    cell = mmap.mmap(-1, inside.CELL.size)
+    tokens_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
+    cell = mmap.mmap(-1, inside.CELL_BYTES)
     parent_pid = os.getpid()
     try:
         pid = _fork()
     except OSError:
         near.close()
         far.close()
-        os.close(results_fd)
-        os.close(write_fd)
-        os.close(bell_fd)
+        for fd in (results_fd, write_fd, bell_fd, tokens_fd):
+            os.close(fd)
         raise
     if pid == 0:
-        inside.live(options, parent_pid, far, write_fd, bell_fd, cell)
+        inside.live(options, parent_pid, far, write_fd, bell_fd, tokens_fd, cell)
     os.close(write_fd)
-    return Child(pid, near, far, results_fd, bell_fd, cell)
+    far.close()
+    return Child(pid, near, results_fd, bell_fd, tokens_fd, cell)
 
 
 def _fork() -> int:

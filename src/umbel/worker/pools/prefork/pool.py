@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import signal
 import threading
-from time import monotonic
 from typing import Any, ClassVar
 
 from umbel.worker.orders import Order
@@ -74,12 +73,16 @@ class PreforkPool(Pool):
             elif queue:
                 queue.append(job)
             else:
-                before = monotonic()
                 child = self._roster.place(job)
                 if child is None:
                     queue.append(job)
-                else:
-                    keeper.was_sent(child, before)
+                elif len(child.held) == 1:
+                    keeper.send()  # it waits for something to do
+
+    def flush(self) -> None:
+        """Send what was submitted to children that have something to do."""
+        with self._lock:
+            self._keeper.send()
 
     def has_room(self) -> bool:
         """Whether some child has so little to do that one more order would begin soon."""

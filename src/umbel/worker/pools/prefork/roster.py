@@ -21,10 +21,10 @@ from typing import Any
 from umbel.worker.pools.prefork import inside
 from umbel.worker.pools.prefork.child import Child, Job
 
-DEPTH = 16
+DEPTH = 64
 """Orders per child, the running one included. More saves waits between short orders and wake-ups of
 both sides; what a child has not begun can be taken back."""
-LOAD_S = 0.010
+LOAD_S = 0.020
 """Nothing is given to a child that has so much to do. More helps orders of this length, whose child
 else waits a moment for the next one; less lets them begin in the order of their arrival."""
 LEVEL_S = 0.002
@@ -52,29 +52,43 @@ class Roster:
         """Whether some child would begin one more order soon."""
         if self.queue:
             return False
-        return any(one.is_open(self._depth(one), LOAD_S) for one in self.children.values())
+        for child in self.children.values():
+            if child.is_open(self._depth(child), LOAD_S):
+                return True
+        return False
 
     def place(self, job: Job) -> Child | None:
-        """Send the order to the child with the least to do; None when none has room."""
-        room: list[Child] = []
+        """Give the order to the child with the least to do; None when none has room.
+
+        `send` tells it, at once if it waits for orders.
+        """
+        chosen: Child | None = None
         for child in self.children.values():
             if child.is_open(self._depth(child), LOAD_S):
                 if not child.held:
-                    if child.send(job):
-                        return child
-                elif not job.bulky:
-                    room.append(child)
-        if len(room) > 1:
-            room.sort(key=_load)
-        for child in room:
-            if child.send(job):
-                return child
-        return None
+                    child.give(job)
+                    return child
+                if not job.bulky and (chosen is None or child.load_s < chosen.load_s):
+                    chosen = child
+        if chosen is not None:
+            chosen.give(job)
+        return chosen
+
+    def send(self) -> list[tuple[Child, int]]:
+        """Send what was given; to whom, and how much."""
+        told: list[tuple[Child, int]] = []
+        for child in self.children.values():
+            count = child.given_count
+            if count:
+                told.append((child, count))
+                self.requeue(child.send())
+        return told
 
     def feed(self) -> None:
         """Hand out what waits, then even out what has been handed out."""
         while self.queue and self.place(self.queue[0]):
             self.queue.popleft()
+        self.send()
         if not self.queue:
             self._level()
 
@@ -182,10 +196,7 @@ class Roster:
             if not self.place(taken[0]):
                 self.requeue(taken)
                 return
-
-
-def _load(child: Child) -> float:
-    return child.load_s
+            self.send()
 
 
 def _spare_load(child: Child) -> float:
