@@ -16,6 +16,10 @@ from typing import Any, NamedTuple
 
 _counter = itertools.count(1)
 
+# A sorted set with members up to 64 bytes is a plain list on the server while it is short, which it
+# goes through from one end for every note; with longer ones it is a tree from the beginning.
+_TAG_BYTES = 65
+
 
 class Arrival(NamedTuple):
     """A message that was taken and is not delivered yet."""
@@ -52,7 +56,8 @@ class Ledger:
     """Of one consumer, over all of its connections."""
 
     def __init__(self) -> None:
-        self.prefix = f"{uuid.uuid4().hex}.{os.getpid()}.{next(_counter)}:"
+        name = f"{uuid.uuid4().hex}.{os.getpid()}.{next(_counter)}"
+        self.prefix = name.ljust(_TAG_BYTES - 13, ".") + ":"
         self.number = 1
         self.asked: deque[Asked] = deque()
         self.arrived: deque[Arrival] = deque()

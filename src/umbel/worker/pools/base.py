@@ -130,7 +130,7 @@ class Pool(ABC):
         `expected_s` is how long such orders take: several short ones may be put into one hand.
         """
 
-    def flush(self) -> None:
+    def flush(self) -> None:  # noqa: B027 - most send at once
         """Called when nothing more is submitted for now: several orders may be sent together."""
 
     def has_room(self) -> bool:

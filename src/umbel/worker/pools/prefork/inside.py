@@ -43,7 +43,7 @@ from umbel.worker.orders import Outcome, decode_order, encode_outcome
 from umbel.worker.pools.base import PoolOptions, failure_of, logger, soft_limit_disarmer
 from umbel.worker.pools.prefork import frames
 
-# The memory that is shared with the parent: the order that a soft limit is meant for, the epoch (see
+# Memory that is shared with the parent: the order that a soft limit is meant for, the epoch (see
 # `frames`), and when the parent last listened.
 CELL = struct.Struct("=Q")
 EPOCH, EPOCH_AT = struct.Struct("=Q"), 8
@@ -203,7 +203,7 @@ class _Desk:
         return waiting.popleft()
 
     def _claim(self) -> bool:
-        """Take a token, which allows to begin one order; waits for it. False: there will be none."""
+        """Wait for a token, which allows to begin one order; False when there will be none."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._tokens_fd)
             return True
