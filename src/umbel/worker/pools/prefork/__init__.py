@@ -15,11 +15,11 @@
 - `inside`  what happens in the child process
 
 **No lock is shared between processes**, so a child may be killed at any moment without harm to
-the others. Orders go to a child as packets (SOCK_SEQPACKET): several if they are short, as far as
-is known, so that neither side has to wake the other for each of them. The parent keeps the child's
-end of that socket open too and can thus *take back* a packet that the child has not read: an idle
-child does not wait while another one has orders to spare, and ending a child for one order hits no
-other.
+the others. Orders go to a child in packets (SOCK_SEQPACKET), many at once if they are short, as far
+as is known, so that neither side has to wake the other for each of them. For each order there is a
+token, a count in the kernel that either side can lower by one: the child does before it begins an
+order, the parent to *take back* the newest one (see `frames`). So an idle child does not wait while
+another one has orders to spare, and ending a child for one order hits no other.
 
 **An order is the child's only once the child has said so.** It writes `accepted` before it runs an
 order. When it dies, the one order accepted and unfinished is lost (or over its limit, or
