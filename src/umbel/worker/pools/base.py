@@ -241,8 +241,14 @@ def notify(call: Callable[..., object], *args: Any) -> None:
     """Call a watcher: its errors are logged, since the pool must go on."""
     try:
         call(*args)
-    except Exception:
-        logger.exception("the watcher of an order failed in %s", getattr(call, "__name__", call))
+    except Exception:  # noqa: BLE001 - logged
+        watcher_failed(call)
+
+
+def watcher_failed(call: Callable[..., object]) -> None:
+    """Log the error that is being handled."""
+    name = getattr(call, "__name__", call)
+    logger.error("the watcher of an order failed in %s", name, exc_info=True)
 
 
 soft_limit_disarmer: ContextVar[Callable[[], None] | None] = ContextVar(

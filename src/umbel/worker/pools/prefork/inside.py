@@ -204,9 +204,13 @@ class _Desk:
 
     def _claim(self) -> bool:
         """Wait for a token, which allows to begin one order; False when there will be none."""
-        with contextlib.suppress(BlockingIOError):
+        try:
             os.eventfd_read(self._tokens_fd)
-            return True
+        except BlockingIOError:
+            return self._wait_for_token()
+        return True
+
+    def _wait_for_token(self) -> bool:
         if self._unsent:
             self._flush()
             self._ring()

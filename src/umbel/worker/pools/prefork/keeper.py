@@ -20,7 +20,7 @@ from collections import deque
 from time import monotonic, sleep
 
 from umbel.worker.orders import decode_outcome
-from umbel.worker.pools.base import PoolOptions, logger, notify
+from umbel.worker.pools.base import PoolOptions, logger, watcher_failed
 from umbel.worker.pools.prefork import frames, inside
 from umbel.worker.pools.prefork.child import Child
 from umbel.worker.pools.prefork.nursery import Nursery
@@ -202,7 +202,10 @@ class Keeper:
         calls = self._calls
         while calls and not self.terminated:
             call, args = calls.popleft()
-            notify(call, *args)
+            try:
+                call(*args)
+            except Exception:  # noqa: BLE001 - the pool must go on
+                watcher_failed(call)
 
     def _hand_out(self) -> None:
         self.roster.feed()
