@@ -241,14 +241,14 @@ def notify(call: Callable[..., object], *args: Any) -> None:
     """Call a watcher: its errors are logged, since the pool must go on."""
     try:
         call(*args)
-    except Exception:  # noqa: BLE001 - logged
-        watcher_failed(call)
+    except Exception as exc:  # noqa: BLE001 - logged
+        watcher_failed(call, exc)
 
 
-def watcher_failed(call: Callable[..., object]) -> None:
-    """Log the error that is being handled."""
+def watcher_failed(call: Callable[..., object], exc: Exception) -> None:
+    """Log what a watcher raised."""
     name = getattr(call, "__name__", call)
-    logger.error("the watcher of an order failed in %s", name, exc_info=True)
+    logger.error("the watcher of an order failed in %s", name, exc_info=exc)
 
 
 soft_limit_disarmer: ContextVar[Callable[[], None] | None] = ContextVar(

@@ -204,8 +204,8 @@ class Keeper:
             call, args = calls.popleft()
             try:
                 call(*args)
-            except Exception:  # noqa: BLE001 - the pool must go on
-                watcher_failed(call)
+            except Exception as exc:  # noqa: BLE001 - the pool must go on
+                watcher_failed(call, exc)
 
     def _hand_out(self) -> None:
         self.roster.feed()
