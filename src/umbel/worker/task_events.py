@@ -8,9 +8,10 @@ pool's word that it has begun comes back.
 
 from __future__ import annotations
 
-import time
+from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
+from umbel.wire.event_forms import TaskReceived, TaskStarted, TaskSucceeded
 from umbel.wire.reprs import safe_repr
 
 if TYPE_CHECKING:
@@ -42,37 +43,39 @@ class TaskEvents:
 
     def received(self, request: Request) -> None:
         """A message became a request: it will run, now or later."""
-        header = request.header
+        events, header = self._worker.events, request.header
+        if events is None or not request.strategy.tells:
+            return
         args, kwargs = self._reprs(request)
-        fields = {
-            "uuid": header.id,
-            "name": request.name,
-            "args": args,
-            "kwargs": kwargs,
-            "root_id": header.root_id or header.id,
-            "parent_id": header.parent_id,
-            "retries": header.retries or 0,
-            "eta": header.eta,
-            "expires": header.expires,
-        }
-        self._put("task-received", request, fields)
+        by = events.stamper
+        seq, clock = by.count()
+        events.keep(
+            TaskReceived(
+                by.hostname, by.pid, by.utcoffset, clock, time(), seq, by.inc,
+                header.id, request.name, args, kwargs, header.root_id or header.id,
+                header.parent_id, header.retries or 0, header.eta, header.expires,
+            )
+        )  # fmt: skip
 
     def started(self, request: Request, when: float) -> None:
         """The pool has begun, at `when` of the monotonic clock."""
-        began = time.time() - max(0.0, time.monotonic() - when)
-        fields = {"uuid": request.header.id, "timestamp": began}
-        self._put("task-started", request, fields, request.order.clock or None)
+        events = self._worker.events
+        if events is None or not request.strategy.tells:
+            return
+        began = time() - max(0.0, monotonic() - when)
+        by = events.stamper
+        seq, clock = by.count(request.order.clock or None)
+        events.keep(
+            TaskStarted(
+                by.hostname, by.pid, by.utcoffset, clock, began, seq, by.inc, request.header.id
+            )
+        )
 
     def finished(self, request: Request, outcome: Outcome) -> None:
         """The task's code has ended by itself."""
         state = outcome.state
         if state == "SUCCESS":
-            fields = {
-                "uuid": request.header.id,
-                "result": outcome.text,
-                "runtime": outcome.runtime_s,
-            }
-            self._put("task-succeeded", request, fields)
+            self._succeeded(request, outcome)
         elif state == "FAILURE":
             self.failed(request, outcome.text, outcome.traceback)
         elif state == "RETRY":
@@ -80,6 +83,19 @@ class TaskEvents:
             self._put("task-retried", request, fields, outcome.clock or None)
         elif state == "REJECTED":
             self.rejected(request, outcome.requeue)
+
+    def _succeeded(self, request: Request, outcome: Outcome) -> None:
+        events = self._worker.events
+        if events is None or not request.strategy.tells:
+            return
+        by = events.stamper
+        seq, clock = by.count()
+        events.keep(
+            TaskSucceeded(
+                by.hostname, by.pid, by.utcoffset, clock, time(), seq, by.inc,
+                request.header.id, outcome.text, outcome.runtime_s,
+            )
+        )  # fmt: skip
 
     def failed(self, request: Request, exception: str, traceback: str) -> None:
         """It failed, in its code or around it."""
