@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kombu import Connection, Exchange, Producer
 
 from umbel.app.events.stream import EventStream
+from umbel.broker.base64text import quicken
 from umbel.broker.connections import driver, hang_up
 from umbel.wire.event_forms import TaskForm, kind_of
 from umbel.wire.events import (
@@ -87,6 +88,7 @@ class Outlet:
             connection.ensure_connection(max_retries=others, interval_start=0, interval_step=0)
             exchange = event_exchange(app.conf.event_exchange, connection)
             channel = connection.default_channel
+            quicken(channel)
             exchange(channel).declare()
             self._producer = Producer(channel, auto_declare=False)
         except BaseException:
