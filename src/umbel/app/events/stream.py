@@ -99,7 +99,7 @@ class EventStream:
 
 
 def _payload(message: dict[str, Any]) -> str:
-    """As kombu writes it. In base64, which most bodies are and large ones too, nothing is escaped."""
+    """As kombu writes it; in base64, which is nearly all of it, nothing is to be escaped."""
     head = '{"body": "'
     text: str = dumps({**message, "body": ""})
     if message["properties"].get("body_encoding") != "base64" or not text.startswith(head):
