@@ -135,9 +135,12 @@ class Redaction:
         return "{}" if type(kwargs) is dict and not kwargs else self._text(kwargs, HIDDEN_KWARGS)[0]
 
     def event_reprs(
-        self, header: Header, open_body: Callable[[], tuple[Any, Any]]
+        self, header: Header, open_body: Callable[..., tuple[Any, Any]], *given: Any
     ) -> tuple[str, str]:
-        """The texts of args and kwargs for events; `open_body` gives the values, and may raise."""
+        """The texts of args and kwargs for events.
+
+        `open_body`, called with what is `given`, tells the values themselves; it may raise.
+        """
         args, kwargs = header.argsrepr, header.kwargsrepr
         if args in _EMPTY and kwargs in _EMPTY:
             return args, kwargs  # nothing to hide, whatever the rules are
@@ -147,7 +150,7 @@ class Redaction:
         if args is not None and kwargs is not None and not self._suspects(header, args, kwargs):
             return args, kwargs
         try:
-            opened, named = open_body()
+            opened, named = open_body(*given)
             return (
                 self._checked(args, tuple(opened), HIDDEN_ARGS),
                 self._checked(kwargs, named, HIDDEN_KWARGS),

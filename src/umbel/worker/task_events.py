@@ -15,7 +15,7 @@ from umbel.wire.event_forms import TaskReceived, TaskStarted, TaskSucceeded
 from umbel.wire.reprs import safe_repr
 
 if TYPE_CHECKING:
-    from umbel.worker.orders import Outcome
+    from umbel.worker.orders import Order, Outcome
     from umbel.worker.request import Request
     from umbel.worker.worker import Worker
 
@@ -46,7 +46,7 @@ class TaskEvents:
         events, header = self._worker.events, request.header
         if events is None or not request.strategy.tells:
             return
-        args, kwargs = self._reprs(request)
+        args, kwargs = request.strategy.redaction.event_reprs(header, self._open, request.order)
         by = events.stamper
         seq, clock = by.count()
         events.keep(
@@ -126,12 +126,9 @@ class TaskEvents:
             exception = f"NotRegistered({safe_repr(name, 200)})"
             events.put("task-failed", {"uuid": uuid, "exception": exception, "traceback": ""})
 
-    def _reprs(self, request: Request) -> tuple[str, str]:
-        def open_body() -> tuple[Any, Any]:
-            body = self._worker.runner.open(request.order)[1]
-            return body.args, body.kwargs
-
-        return request.strategy.redaction.event_reprs(request.header, open_body)
+    def _open(self, order: Order) -> tuple[Any, Any]:
+        body = self._worker.runner.open(order)[1]
+        return body.args, body.kwargs
 
 
 def _failure(request: Request, exception: str, traceback: str) -> dict[str, Any]:
