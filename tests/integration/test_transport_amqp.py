@@ -6,6 +6,7 @@ import datetime as dt
 import random
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from decimal import Decimal
@@ -587,6 +588,20 @@ def test_a_batch_of_large_messages_arrives(connect: Connect) -> None:
 # -- ours only ---------------------------------------------------------------------------
 
 
+class Gate(Proxy):
+    """Takes nothing while it is shut, as a broker does that is busy or short of memory."""
+
+    def __init__(self, target_port: int) -> None:
+        self.is_open = threading.Event()
+        self.is_open.set()
+        super().__init__(target_port)
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)  # or it takes all
+
+    def _read(self, source: socket.socket) -> bytes:
+        self.is_open.wait(LONG_S)
+        return super()._read(source)
+
+
 @pytest.fixture
 def ours(amqp_url: str) -> Iterator[Connect]:
     made: list[Connection] = []
@@ -629,6 +644,21 @@ def test_a_batch_that_goes_nowhere_in_part_says_which(ours: Connect) -> None:
         list(told)
     assert raised.value.indexes == [1_001, 1_007]
     assert list(publish(channel, parcels(3))) == [3]
+
+
+def test_a_broker_that_takes_nothing_for_a_while_is_not_lost(ours: Connect, amqp_url: str) -> None:
+    port = urlsplit(amqp_url).port
+    assert port is not None
+    with Gate(port) as gate:
+        channel = ours(amqp_url.replace(f":{port}/", f":{gate.port}/")).channel()
+        Queue("q")(channel).declare()
+        channel.confirm_select()
+        gate.is_open.clear()
+        # Longer than the kernel waits by what py-amqp tells it: a second, and then another try.
+        threading.Timer(3, gate.is_open.set).start()
+        more_than_buffers_hold = parcels(16, body=b'"' + b"x" * 2**20 + b'%d"')
+        assert list(publish(channel, more_than_buffers_hold)) == [16]
+        assert channel.queue_declare("q", passive=True).message_count == 16
 
 
 def test_a_batch_to_a_missing_exchange_is_a_channel_error(ours: Connect) -> None:

@@ -28,27 +28,35 @@ Order = tuple[int, float, str]
 
 
 class Clock:
-    """One process's clock. Threads share it through the lock that they give it."""
+    """One process's clock. Threads share it through the lock that they give it.
 
-    __slots__ = ("_lock", "refused", "value", "witnessed")
+    Who counts something together with the clock holds `lock` himself and calls `step`.
+    """
+
+    __slots__ = ("lock", "refused", "value", "witnessed")
 
     def __init__(self, value: int = 0, lock: AbstractContextManager[Any] | None = None) -> None:
         assert is_clock(value), f"not a clock: {value!r}"
         self.value = value
         self.witnessed = value > 0  # somebody else's clock went into this one
         self.refused = 0
-        self._lock: AbstractContextManager[Any] = nullcontext() if lock is None else lock
+        self.lock: AbstractContextManager[Any] = nullcontext() if lock is None else lock
 
     def forward(self) -> int:
         """Something is sent: the next value. At the very end the clock stands still."""
-        with self._lock:
-            if self.value < CLOCK_MAX:
-                self.value += 1
-            return self.value
+        with self.lock:
+            return self.step()
+
+    def step(self) -> int:
+        """The same, for who holds the lock."""
+        value = self.value
+        if value < CLOCK_MAX:
+            self.value = value = value + 1
+        return value
 
     def adjust(self, other: Any) -> int:
         """Something was received; a value out of bounds is refused and moves nothing."""
-        with self._lock:
+        with self.lock:
             own = self.value
             if type(other) is int and 0 <= other <= own < CLOCK_MAX:  # the usual case
                 self.value = own = own + 1

@@ -21,6 +21,7 @@ import msgspec
 
 from umbel.wire.compression import decompress
 from umbel.wire.content import as_bytes, decode
+from umbel.wire.event_forms import TaskForm, as_event
 from umbel.wire.limits import Limits, Refusal
 from umbel.wire.reprs import safe_repr
 
@@ -63,7 +64,7 @@ def routing_key(kind: str) -> str:
     return kind.replace("-", ".")
 
 
-def encode(events: Event | Sequence[Event]) -> bytes:
+def encode(events: Event | TaskForm | Sequence[Event | TaskForm]) -> bytes:
     """One event or a list of them; what JSON cannot hold is replaced, never refused."""
     try:
         return _encoder.encode(events)
@@ -188,6 +189,8 @@ def _plain(value: Any, depth: int) -> Any:
         return int(value) if -(2**63) <= value < 2**64 else safe_repr(value, 64)
     if depth == 0:
         return "..."
+    if isinstance(value, TaskForm):
+        value = as_event(value)
     if isinstance(value, Mapping):
         return {_key(key): _plain(item, depth - 1) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):

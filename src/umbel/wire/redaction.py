@@ -135,16 +135,22 @@ class Redaction:
         return "{}" if type(kwargs) is dict and not kwargs else self._text(kwargs, HIDDEN_KWARGS)[0]
 
     def event_reprs(
-        self, header: Header, open_body: Callable[[], tuple[Any, Any]]
+        self, header: Header, open_body: Callable[..., tuple[Any, Any]], *given: Any
     ) -> tuple[str, str]:
-        """The texts of args and kwargs for events; `open_body` gives the values, and may raise."""
-        args, kwargs = _short(header.argsrepr), _short(header.kwargsrepr)
+        """The texts of args and kwargs for events.
+
+        `open_body`, called with what is `given`, tells the values themselves; it may raise.
+        """
+        args, kwargs = header.argsrepr, header.kwargsrepr
+        if args in _EMPTY and kwargs in _EMPTY:
+            return args, kwargs  # nothing to hide, whatever the rules are
+        args, kwargs = _short(args), _short(kwargs)
         if self.hides_all:
             return _hidden(args, HIDDEN_ARGS), _hidden(kwargs, HIDDEN_KWARGS)
         if args is not None and kwargs is not None and not self._suspects(header, args, kwargs):
             return args, kwargs
         try:
-            opened, named = open_body()
+            opened, named = open_body(*given)
             return (
                 self._checked(args, tuple(opened), HIDDEN_ARGS),
                 self._checked(kwargs, named, HIDDEN_KWARGS),
@@ -189,7 +195,7 @@ class Redaction:
 
     def _suspects(self, header: Header, args: str, kwargs: str) -> bool:
         """Whether these texts of a peer may tell a secret."""
-        if self.shows_all or (args in _EMPTY and kwargs in _EMPTY):
+        if self.shows_all:
             return False
         return (
             (self.hides_places and args not in _EMPTY)

@@ -8,13 +8,14 @@ pool's word that it has begun comes back.
 
 from __future__ import annotations
 
-import time
+from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
+from umbel.wire.event_forms import TaskReceived, TaskStarted, TaskSucceeded
 from umbel.wire.reprs import safe_repr
 
 if TYPE_CHECKING:
-    from umbel.worker.orders import Outcome
+    from umbel.worker.orders import Order, Outcome
     from umbel.worker.request import Request
     from umbel.worker.worker import Worker
 
@@ -42,37 +43,39 @@ class TaskEvents:
 
     def received(self, request: Request) -> None:
         """A message became a request: it will run, now or later."""
-        header = request.header
-        args, kwargs = self._reprs(request)
-        fields = {
-            "uuid": header.id,
-            "name": request.name,
-            "args": args,
-            "kwargs": kwargs,
-            "root_id": header.root_id or header.id,
-            "parent_id": header.parent_id,
-            "retries": header.retries or 0,
-            "eta": header.eta,
-            "expires": header.expires,
-        }
-        self._put("task-received", request, fields)
+        events, header = self._worker.events, request.header
+        if events is None or not request.strategy.tells:
+            return
+        args, kwargs = request.strategy.redaction.event_reprs(header, self._open, request.order)
+        by = events.stamper
+        seq, clock = by.count()
+        events.keep(
+            TaskReceived(
+                by.hostname, by.pid, by.utcoffset, clock, time(), seq, by.inc,
+                header.id, request.name, args, kwargs, header.root_id or header.id,
+                header.parent_id, header.retries or 0, header.eta, header.expires,
+            )
+        )  # fmt: skip
 
     def started(self, request: Request, when: float) -> None:
         """The pool has begun, at `when` of the monotonic clock."""
-        began = time.time() - max(0.0, time.monotonic() - when)
-        fields = {"uuid": request.header.id, "timestamp": began}
-        self._put("task-started", request, fields, request.order.clock or None)
+        events = self._worker.events
+        if events is None or not request.strategy.tells:
+            return
+        began = time() - max(0.0, monotonic() - when)
+        by = events.stamper
+        seq, clock = by.count(request.order.clock or None)
+        events.keep(
+            TaskStarted(
+                by.hostname, by.pid, by.utcoffset, clock, began, seq, by.inc, request.header.id
+            )
+        )
 
     def finished(self, request: Request, outcome: Outcome) -> None:
         """The task's code has ended by itself."""
         state = outcome.state
         if state == "SUCCESS":
-            fields = {
-                "uuid": request.header.id,
-                "result": outcome.text,
-                "runtime": outcome.runtime_s,
-            }
-            self._put("task-succeeded", request, fields)
+            self._succeeded(request, outcome)
         elif state == "FAILURE":
             self.failed(request, outcome.text, outcome.traceback)
         elif state == "RETRY":
@@ -80,6 +83,19 @@ class TaskEvents:
             self._put("task-retried", request, fields, outcome.clock or None)
         elif state == "REJECTED":
             self.rejected(request, outcome.requeue)
+
+    def _succeeded(self, request: Request, outcome: Outcome) -> None:
+        events = self._worker.events
+        if events is None or not request.strategy.tells:
+            return
+        by = events.stamper
+        seq, clock = by.count()
+        events.keep(
+            TaskSucceeded(
+                by.hostname, by.pid, by.utcoffset, clock, time(), seq, by.inc,
+                request.header.id, outcome.text, outcome.runtime_s,
+            )
+        )  # fmt: skip
 
     def failed(self, request: Request, exception: str, traceback: str) -> None:
         """It failed, in its code or around it."""
@@ -110,12 +126,9 @@ class TaskEvents:
             exception = f"NotRegistered({safe_repr(name, 200)})"
             events.put("task-failed", {"uuid": uuid, "exception": exception, "traceback": ""})
 
-    def _reprs(self, request: Request) -> tuple[str, str]:
-        def open_body() -> tuple[Any, Any]:
-            body = self._worker.runner.open(request.order)[1]
-            return body.args, body.kwargs
-
-        return request.strategy.redaction.event_reprs(request.header, open_body)
+    def _open(self, order: Order) -> tuple[Any, Any]:
+        body = self._worker.runner.open(order)[1]
+        return body.args, body.kwargs
 
 
 def _failure(request: Request, exception: str, traceback: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from umbel.app.events import Events
 from umbel.app.events.dispatcher import Dispatcher
 from umbel.app.events.outlet import event_exchange
 from umbel.app.events.stamper import new_incarnation
+from umbel.wire.event_forms import TaskStarted
 from umbel.wire.events import read
 
 ACCEPT = frozenset({"application/json"})
@@ -213,6 +214,39 @@ def test_nothing_is_taken_after_the_end(app: Umbel, tap: Tap) -> None:
     dispatcher.close()
     assert [event["uuid"] for event in tap.events()] == ["1"]
     assert not [t for t in threading.enumerate() if t.name == "umbel-events-a@test"]
+
+
+def stamped(dispatcher: Dispatcher, uuid: str) -> TaskStarted:
+    by = dispatcher.stamper
+    seq, clock = by.count()
+    return TaskStarted(by.hostname, by.pid, by.utcoffset, clock, time.time(), seq, by.inc, uuid)
+
+
+def test_forms_travel_with_the_other_events_of_tasks_in_their_order(app: Umbel, tap: Tap) -> None:
+    app.conf.event_flush_interval = 0.2
+    with app.events.Dispatcher("a@test") as dispatcher:
+        dispatcher.keep(stamped(dispatcher, "1"))
+        dispatcher.send("task-x", uuid="2")
+        dispatcher.keep(stamped(dispatcher, "3"))
+        dispatcher.flush()
+        dispatcher.keep(stamped(dispatcher, "4"))
+        dispatcher.flush()
+        dispatcher.send("worker-x")
+    events = tap.events()
+    assert [event["seq"] for event in events] == [1, 2, 3, 4, 5]
+    assert [event["uuid"] for event in events[:4]] == ["1", "2", "3", "4"]
+    assert [event["clock"] for event in events] == sorted(event["clock"] for event in events)
+    keys = [key for key, _, _ in tap.messages]
+    assert keys == ["task.multi", "task.started", "worker.x"]
+    assert all(headers == {"hostname": "a@test"} for _, headers, _ in tap.messages)
+
+
+def test_an_event_with_a_number_that_comes_after_the_end_counts_as_lost(app: Umbel) -> None:
+    dispatcher = app.events.Dispatcher("a@test")
+    dispatcher.keep(stamped(dispatcher, "1"))
+    dispatcher.close()
+    dispatcher.keep(stamped(dispatcher, "2"))
+    assert (dispatcher.sent, dispatcher.lost, dispatcher.stamper.seq) == (1, 1, 2)
 
 
 def test_a_task_tells_of_itself_under_the_name_of_its_node(app: Umbel, tap: Tap) -> None:

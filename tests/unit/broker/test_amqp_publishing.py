@@ -21,6 +21,7 @@ from umbel.broker.amqp.batches import written
 from umbel.broker.amqp.confirms import Confirms
 from umbel.broker.amqp.publishing import ADDRESSES_MAX, Writer
 from umbel.broker.batches import Parcel
+from umbel.wire.outgoing import Letterhead
 
 FRAME_MAX = 4096
 
@@ -110,6 +111,42 @@ def test_a_parcel_is_written_as_kombu_writes_it() -> None:
         delivery_mode=2, priority=0, **properties,
     )._serialize_properties()  # fmt: skip
     assert written(parcel) == expected
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=5), st.none() | st.text(max_size=9) | st.integers(-(2**63), 2**63 - 1)
+    ),
+    st.fixed_dictionaries(
+        {"correlation_id": st.text(max_size=70)},
+        optional={
+            "delivery_mode": st.none() | st.integers(1, 2),
+            "priority": st.none() | st.integers(0, 255),
+            "reply_to": st.none() | st.text(max_size=9),
+            "message_id": st.text(max_size=9),
+        },
+    ),
+)
+def test_any_parcel_with_a_letterhead_is_written_as_kombu_writes_it(
+    own: dict[str, Any], properties: dict[str, Any]
+) -> None:
+    letterhead = Letterhead({"task of ours": "tasks.add", "retries of it": 0})
+    parcel = Parcel(b"[]", own, properties, "application/json", "utf-8", "", "celery", letterhead)
+    told = {"delivery_mode": 2, "priority": 0, **properties}
+    expected = Message(
+        application_headers={**letterhead.headers, **own}, content_type="application/json",
+        content_encoding="utf-8", **{name: v for name, v in told.items() if v is not None},
+    )._serialize_properties()  # fmt: skip
+    for _ in range(2):
+        assert written(parcel) == expected
+
+
+@pytest.mark.parametrize("wrong", [{"priority": []}, {"priority": "high"}, {"reply_to": {1}}])
+def test_a_parcel_with_a_property_that_is_none_says_which(wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    parcel = Parcel(b"[]", {}, {"correlation_id": "1", **wrong}, "application/json", "utf-8")
+    with pytest.raises(FrameSyntaxError, match=name):
+        written(parcel)
 
 
 @given(st.data())

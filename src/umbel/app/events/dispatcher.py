@@ -1,8 +1,9 @@
 """Sending events: a bounded buffer, and a thread with a connection of its own that empties it.
 
 `send` stamps an event and puts it into the buffer: it never waits and never fails, so that what is
-told about the work does not hold the work up. The thread publishes what has gathered, `task-*`
-events as lists, all others one by one, as peers expect them. Heartbeats come from the same
+told about the work does not hold the work up. What a worker tells of every task it makes as a form
+(`wire.event_forms`), stamps itself, and gives to `keep`. The thread publishes what has gathered,
+`task-*` events as lists, all others one by one, as peers expect them. Heartbeats come from the same
 thread: a node whose loop is stalled is still there.
 
 An event leaves the buffer when the broker has it (RabbitMQ confirms, Redis answers). When the
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from umbel.app.events.outlet import Outlet
 from umbel.app.events.stamper import Event, Stamper, hours_west
+from umbel.wire.event_forms import TaskForm
 
 if TYPE_CHECKING:
     from umbel.app.umbel import Umbel
@@ -59,7 +61,7 @@ class Dispatcher:
         self.enabled = enabled
         self.sent = 0  # events that the broker has
         self.lost = 0  # events that were dropped
-        self._buffer: deque[Event] = deque()
+        self._buffer: deque[Event | TaskForm] = deque()
         self._buffer_max = app.conf.event_buffer_max
         self._gather_s = app.conf.event_flush_interval
         self._changed = threading.Condition()
@@ -121,15 +123,26 @@ class Dispatcher:
         """Stamp an event and put it into the buffer, whatever its group; None after the end."""
         if self._closing:
             return None
-        buffer = self._buffer
         event = self.stamper.make(kind, fields, clock)
+        self.keep(event, urgent)
+        return event
+
+    def keep(self, event: Event | TaskForm, urgent: bool = False) -> None:
+        """Put an event that has its number into the buffer; after the end it is lost."""
+        buffer = self._buffer
         buffer.append(event)
         if len(buffer) > self._buffer_max:
             self._drop_oldest()
         # Once told, the thread looks into the buffer before it sleeps again.
         if urgent or not self._told:
             self._wake(urgent)
-        return event
+        if self._closing:
+            self._count_left()
+
+    def _count_left(self) -> None:
+        with self._changed:
+            self.lost += len(self._buffer)
+            self._buffer.clear()
 
     def _drop_oldest(self) -> None:
         with self._changed:
@@ -202,9 +215,7 @@ class Dispatcher:
             self._changed.notify_all()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(max(JOIN_MIN_S, deadline - time.monotonic()))
-        with self._changed:
-            self.lost += len(self._buffer)
-            self._buffer.clear()
+        self._count_left()
 
     def __enter__(self) -> Self:
         return self
@@ -286,13 +297,14 @@ class Dispatcher:
             self.sent += len(batch)
             self._unsent = 0
 
-    def _take(self) -> list[Event]:
+    def _take(self) -> list[Event | TaskForm]:
         """The next events that may go in one message: many of tasks, or one other."""
         buffer = self._buffer
-        batch: list[Event] = []
+        batch: list[Event | TaskForm] = []
         with self._changed:
             while buffer and len(batch) < BATCH_MAX:
-                if not buffer[0]["type"].startswith("task-"):
+                event = buffer[0]
+                if type(event) is dict and not event["type"].startswith("task-"):
                     if not batch:
                         batch.append(buffer.popleft())
                     break

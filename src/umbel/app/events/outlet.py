@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from kombu import Connection, Exchange, Producer
 
 from umbel.app.events.stream import EventStream
+from umbel.broker.base64text import quicken
 from umbel.broker.connections import driver, hang_up
+from umbel.wire.event_forms import TaskForm, kind_of
 from umbel.wire.events import (
     CONTENT_ENCODING,
     CONTENT_TYPE,
@@ -38,19 +40,21 @@ def exchange_for(kind: str, app: Umbel) -> str:
 def publish_events(
     producer: Producer,
     exchange: Exchange,
-    events: Sequence[Event],
+    events: Sequence[Event | TaskForm],
     stream: EventStream | None = None,
 ) -> None:
     """Publish events as peers expect them: one of its own kind alone, several of tasks as a list.
 
     All must be of one sender. On Redis they also go to `stream`, in the same round trip.
     """
-    alone = len(events) == 1
-    body = encode(events[0] if alone else events)
+    first, alone = events[0], len(events) == 1
+    body = encode(first if alone else events)
     address: dict[str, Any] = {
         "exchange": exchange.name,
-        "routing_key": routing_key(events[0]["type"]) if alone else MULTI_KEY,
-        "headers": {"hostname": events[0]["hostname"]},
+        "routing_key": routing_key(kind_of(first)) if alone else MULTI_KEY,
+        "headers": {
+            "hostname": first.hostname if isinstance(first, TaskForm) else first["hostname"]
+        },
         "content_type": CONTENT_TYPE,
         "content_encoding": CONTENT_ENCODING,
     }
@@ -84,6 +88,7 @@ class Outlet:
             connection.ensure_connection(max_retries=others, interval_start=0, interval_step=0)
             exchange = event_exchange(app.conf.event_exchange, connection)
             channel = connection.default_channel
+            quicken(channel)
             exchange(channel).declare()
             self._producer = Producer(channel, auto_declare=False)
         except BaseException:
@@ -92,11 +97,11 @@ class Outlet:
         self._connection = connection
         self._exchanges = {exchange.name: exchange}
 
-    def publish(self, events: Sequence[Event]) -> None:
+    def publish(self, events: Sequence[Event | TaskForm]) -> None:
         """Publish; returns when the broker has them."""
         assert self._producer is not None, "open first"
         assert self._connection is not None
-        name = exchange_for(events[0]["type"], self._app)
+        name = exchange_for(kind_of(events[0]), self._app)
         exchange = self._exchanges.get(name)
         if exchange is None:
             exchange = event_exchange(name, self._connection)

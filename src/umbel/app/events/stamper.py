@@ -44,13 +44,17 @@ class Stamper:
         self.inc = new_incarnation()
         self.seq = 0
         self.utcoffset = hours_west()
-        self._lock = threading.Lock()
+
+    def count(self, clock: int | None = None) -> tuple[int, int]:
+        """The number of the next event and its clock: the one that was set aside, or the next."""
+        own = self.clock
+        with own.lock:
+            self.seq = seq = self.seq + 1
+            return seq, own.step() if clock is None else clock
 
     def make(self, kind: str, fields: Mapping[str, Any], clock: int | None = None) -> Event:
         """One event; `clock` is the value that was set aside for it earlier, if one was."""
-        with self._lock:
-            self.seq = seq = self.seq + 1
-            stamp = self.clock.forward() if clock is None else clock
+        seq, stamp = self.count(clock)
         return {
             "type": kind,
             "hostname": self.hostname,

@@ -67,7 +67,7 @@ class EventStream:
             properties=dict(properties),
         )
         channel._inplace_augment_message(message, exchange, routing_key)
-        payload = dumps(message)
+        payload = _payload(message)
         topics = topics_of(channel, exchange, routing_key)
         with channel.conn_or_acquire() as client, client.pipeline(transaction=False) as pipe:
             for topic in topics:
@@ -96,6 +96,15 @@ class EventStream:
                 "stream %s (%s); allow it, or set event_stream to nothing",
                 self.name, exc,
             )  # fmt: skip
+
+
+def _payload(message: dict[str, Any]) -> str:
+    """As kombu writes it; in base64, which is nearly all of it, nothing is to be escaped."""
+    head = '{"body": "'
+    text: str = dumps({**message, "body": ""})
+    if message["properties"].get("body_encoding") != "base64" or not text.startswith(head):
+        return str(dumps(message))
+    return f"{head}{message['body']}{text[len(head) :]}"
 
 
 def topics_of(channel: Any, exchange: str, routing_key: str) -> list[str]:

@@ -17,7 +17,7 @@ from amqp.method_framing import frame_writer
 from umbel.broker.amqp.bounded import BoundedConnection
 from umbel.broker.amqp.channel import BufferedChannel
 from umbel.broker.amqp.frames import DELIVER, Event, Reader
-from umbel.broker.amqp.sockets import transport_for
+from umbel.broker.amqp.sockets import patience_of_socket, transport_for
 
 # Before the handshake has said what holds: the first frame tells a lot.
 FRAME_BYTES_FIRST: Final = 2**17
@@ -43,6 +43,10 @@ class BufferedConnection(BoundedConnection):
         """Made when the connection is opened; nothing of an earlier one is left."""
         self.reader = Reader(max(FRAME_BYTES_FIRST, self.frame_max))
         options |= {"connect_timeout": connect_timeout, "read_timeout": read}
+        options["socket_settings"] = {
+            **patience_of_socket(self.answer_timeout_s),
+            **(options.get("socket_settings") or {}),
+        }
         return transport_for(host, ssl=ssl, write_timeout=write, **options)
 
     def _on_tune(self, *args: Any, **options: Any) -> None:

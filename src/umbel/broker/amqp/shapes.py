@@ -50,11 +50,11 @@ PROPERTIES: Final = (
 # Types of table values that struct reads as py-amqp does, and how many bytes they have.
 _NUMBERS: Final = {
     ord(letter): (code, calcsize(f">{code}"), Struct(f">{code}").unpack_from)
-    for letter, code in (("I", "i"), ("t", "?"), ("d", "d"), ("b", "b"))
+    for letter, code in (("I", "i"), ("L", "q"), ("t", "?"), ("d", "d"), ("b", "b"))
 }
 _long: Final = Struct(">I").unpack_from
 # Bytes of a number after the type, for those that are left to py-amqp.
-_SIZES: Final = {ord(c): n for c, n in zip("BUuilLfDT", (1, 2, 2, 4, 8, 8, 4, 5, 8), strict=True)}
+_SIZES: Final = {ord(c): n for c, n in zip("BUuilfDT", (1, 2, 2, 4, 8, 4, 5, 8), strict=True)}
 # What most messages have: no stamps, no time limits.
 _USUAL: Final[dict[bytes, Callable[[], Any]]] = {
     b"F\0\0\0\0": dict,

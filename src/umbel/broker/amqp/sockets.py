@@ -58,8 +58,11 @@ class _Chunks:
         size = min(max(CHUNK_BYTES, wanted), CHUNK_BYTES_MAX)
         try:
             data = self._receive(size, timeout_s)
-        except TimeoutError:
-            raise
+        except TimeoutError as exc:
+            if exc.errno != errno.ETIMEDOUT:
+                raise
+            self.connected = False  # the kernel has given up
+            raise ConnectionAbortedError("the broker took nothing for too long") from exc
         except OSError as exc:
             if exc.errno in _NOTHING_YET or "timed out" in str(exc):
                 raise TimeoutError("nothing came") from None
@@ -110,6 +113,16 @@ class TLSChunks(_Chunks, SSLTransport):
             data = bytes(sock.recv(sock.pending()))
             parts.append(data)
         return b"".join(parts)
+
+
+def patience_of_socket(seconds: float) -> dict[int, int]:
+    """For how long the other side may take nothing before the kernel gives the connection up.
+
+    py-amqp says a second. A broker that is busy, or short of memory, takes nothing for longer, and
+    whoever sends much meanwhile would lose the connection, and what was under way on it.
+    """
+    option = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux has it
+    return {} if option is None else {option: int(seconds * 1000)}
 
 
 def transport_for(host: str, *, ssl: Any = False, **options: Any) -> TCPChunks | TLSChunks:

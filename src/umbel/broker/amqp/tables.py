@@ -7,6 +7,7 @@ a caller that knows a part of the headers to be constant gives it written (`tabl
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from io import BytesIO
 from struct import Struct, error
 from typing import Any, Final
@@ -17,8 +18,9 @@ from amqp.serialization import _write_item
 from umbel.broker.amqp.shapes import OCTET, PROPERTIES, STAMP, TABLE, TEXT
 
 _LONG, _LONG_LONG, _SHORT = Struct(">I"), Struct(">Q"), Struct(">H")
-_INTEGER = Struct(">ci")
+_TEXT, _INTEGER, _LARGE_INTEGER = Struct(">cI"), Struct(">ci"), Struct(">cq")
 _INTEGER_MAX: Final = 2**31 - 1
+_LARGE: Final = 2**63
 _BYTES: Final = [bytes((number,)) for number in range(256)]
 _IN_ORDER: Final = [(name, kind, 0x8000 >> n) for n, (name, kind) in enumerate(PROPERTIES)]
 NAMES_MAX: Final = 1024
@@ -39,6 +41,35 @@ def properties(values: Mapping[str, Any], headers: bytes | None = None) -> bytes
             flags |= flag
             parts.append(_property(name, kind, value))
     return _SHORT.pack(flags) + b"".join(parts)
+
+
+@lru_cache(maxsize=256, typed=True)
+def around(
+    content_type: str, content_encoding: str, delivery_mode: Any, priority: Any, reply_to: Any
+) -> tuple[bytes, bytes, bytes]:
+    """The properties of messages that differ in headers and correlation id only.
+
+    What comes before the headers, between them and the correlation id, and behind it.
+    """
+    values = {
+        "content_type": content_type,
+        "content_encoding": content_encoding,
+        "delivery_mode": delivery_mode,
+        "priority": priority,
+        "correlation_id": "",
+        "reply_to": reply_to,
+    }
+    flags, parts = 0, {}
+    for name, kind, flag in _IN_ORDER:
+        value = values.get(name)
+        parts[name] = b"" if value is None else _property(name, kind, value)
+        if value is not None or kind == TABLE:
+            flags |= flag
+    return (
+        _SHORT.pack(flags) + parts["content_type"] + parts["content_encoding"],
+        parts["delivery_mode"] + parts["priority"],
+        parts["reply_to"],
+    )
 
 
 def _property(name: str, kind: str, value: Any) -> bytes:
@@ -78,14 +109,12 @@ def table_items(items: Iterable[tuple[Any, Any]]) -> bytes:
     """Names and values, without the length of the table before them."""
     parts: list[bytes] = []
     for name, value in items:
-        parts.append(_names.get(name) or _name(name))
-        if value is None:
-            parts.append(b"V")
-        elif type(value) is str:
-            raw = value.encode("utf-8", "surrogatepass")
-            parts += (b"S", _LONG.pack(len(raw)), raw)
+        written = _names.get(name) or _name(name)
+        if type(value) is str:
+            raw = value.encode() if value.isascii() else value.encode("utf-8", "surrogatepass")
+            parts += (written, _TEXT.pack(b"S", len(raw)), raw)
         else:
-            parts.append(_value(name, value))
+            parts += (written, _value(name, value))
     return b"".join(parts)
 
 
@@ -98,6 +127,8 @@ def _value(name: Any, value: Any) -> bytes:
         return b"t\1" if value else b"t\0"
     if kind is int and -_INTEGER_MAX <= value <= _INTEGER_MAX:
         return _INTEGER.pack(b"I", value)
+    if kind is int and -_LARGE <= value < _LARGE:
+        return _LARGE_INTEGER.pack(b"L", value)
     if kind is dict:
         return b"F" + table(value)
     if kind is list:
