@@ -402,19 +402,6 @@ def test_a_disk_without_room_is_one_line_and_the_tables_stay(
         assert differences(rows(tables, "tasks"), wanted) == []
 
 
-def test_two_builds_do_not_write_the_same_tables(small: LogWriter, tmp_path: Path) -> None:
-    from umbel.pipeline.build import Options, build
-    from umbel.pipeline.places import Place
-
-    options = Options(log=str(small.directory), tables=str(tmp_path / "tables"))
-    Place(options.tables).make()
-    with (
-        Place(options.tables).locked("_work/.lock"),
-        pytest.raises(HistoryError, match="another build is writing"),
-    ):
-        build(options)
-
-
 def test_tables_of_one_log_are_not_mixed_with_those_of_another(
     spark: SparkSession, small: LogWriter, tmp_path: Path
 ) -> None:
