@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import json
 import os
 import runpy
@@ -21,6 +22,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -66,22 +68,51 @@ MODULES = (
     "umbel.worker.watchdog",
     "umbel.worker.worker",
 )
-# What the interpreter reads as it starts: one that differs asks for a start of its own.
+# What the interpreter reads as it starts; whoever wants it otherwise has one started.
 AT_START = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "TZ")
 
 
-def can_fork(command: Sequence[str], env: Mapping[str, str] | None) -> bool:
-    """Whether a program may be forked and be what it would be when started."""
+def can_fork(command: Sequence[str], env: Mapping[str, str]) -> bool:
+    """Whether a program may be forked and be what it would be when started in this environment."""
+    from tests.workers import ROOT, program_environment
+
     if FULL or list(command[:3]) != UMBEL or "gevent" in " ".join(command):
         return False
-    return not any(name.startswith(AT_START) for name in env or {})
+    return _read_at_start(env) == _read_at_start(program_environment(ROOT))
+
+
+def _read_at_start(env: Mapping[str, str]) -> dict[str, str]:
+    return {k: v for k, v in env.items() if k.startswith(AT_START) and k != "PYTHONPATH"}
+
+
+def run(
+    command: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout: float = 60
+) -> subprocess.CompletedProcess[str]:
+    """Like `subprocess.run`: the program to its end, with what it wrote."""
+    if not can_fork(command, env):
+        return subprocess.run(
+            list(command), cwd=cwd, env=dict(env), stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, timeout=timeout, check=False,
+        )  # fmt: skip
+    from tests import guard
+
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        child = nursery().fork(command, cwd, env, out.fileno(), err.fileno())
+        try:
+            code = child.wait(timeout)
+        finally:
+            guard.kill_group(child.pid)
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(list(command), code, out.read(), err.read())
 
 
 class Forked:
     """A running child, with what is used of `subprocess.Popen`."""
 
-    def __init__(self, pid: int, stdout: IO[str], status: int) -> None:
-        self.pid, self.stdout = pid, stdout
+    def __init__(self, pid: int, status: int) -> None:
+        self.pid = pid
+        self.stdout: IO[str] | None = None
         self._status = status  # the code comes through this pipe when the child has ended
         self.returncode: int | None = None
         self._lock = threading.Lock()
@@ -136,31 +167,42 @@ class Nursery:
         theirs.close()
         guard.watch(self._process.pid)
 
-    def start(self, command: Sequence[str], cwd: Path, env: Mapping[str, str]) -> Forked:
-        """Fork a child that is `command`."""
-        output, write_output = os.pipe()
+    def fork(
+        self, command: Sequence[str], cwd: Path, env: Mapping[str, str], out: int, err: int
+    ) -> Forked:
+        """A child that is `command`, and writes to these two."""
         status, write_status = os.pipe()
         told = json.dumps({"arguments": list(command[3:]), "cwd": str(cwd), "env": dict(env)})
         with self._lock:
-            socket.send_fds(self._control, [told.encode()], [write_output, write_status])
+            socket.send_fds(self._control, [told.encode()], [out, err, write_status])
             answer = self._control.recv(32)
-        os.close(write_output)
         os.close(write_status)
         assert answer, "the process that forks programs has ended"
-        return Forked(int(answer), os.fdopen(output, errors="replace"), status)
+        return Forked(int(answer), status)
 
 
 _nursery: Nursery | None = None
 _starting = threading.Lock()
 
 
-def start(command: Sequence[str], cwd: Path, env: Mapping[str, str]) -> Forked:
-    """A program that `can_fork`."""
+def nursery() -> Nursery:
+    """The one of this process."""
     global _nursery
+    from tests.workers import ROOT, program_environment
+
     with _starting:
         if _nursery is None:
-            _nursery = Nursery(env)
-    return _nursery.start(command, cwd, env)
+            _nursery = Nursery(program_environment(ROOT))
+    return _nursery
+
+
+def start(command: Sequence[str], cwd: Path, env: Mapping[str, str]) -> Forked:
+    """A program that `can_fork`; what it writes comes through `stdout`."""
+    output, write_output = os.pipe()
+    child = nursery().fork(command, cwd, env, write_output, write_output)
+    os.close(write_output)
+    child.stdout = os.fdopen(output, errors="replace")
+    return child
 
 
 # -- in the other process ----------------------------------------------------------------------
@@ -181,21 +223,22 @@ def _serve(control: socket.socket) -> dict[str, Any] | None:
             _tell_ends(statuses)
         if control not in ready:
             continue
-        told, fds, _, _ = socket.recv_fds(control, 2**20, 2)
+        told, fds, _, _ = socket.recv_fds(control, 2**20, 3)
         if not told:
             return None
-        output, status = fds
+        out, err, status = fds
         pid = os.fork()
         if pid == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.setsid()
-            os.dup2(output, 1)
-            os.dup2(output, 2)
+            os.dup2(out, 1)
+            os.dup2(err, 2)
             control.detach()
             os.closerange(3, os.sysconf("SC_OPEN_MAX"))
             return dict(json.loads(told))
-        os.close(output)
+        os.close(out)
+        os.close(err)
         statuses[pid] = status
         control.send(str(pid).encode())
 
@@ -213,6 +256,14 @@ def _tell_ends(statuses: dict[int, int]) -> None:
 def _become(arguments: list[str], cwd: str, env: dict[str, str]) -> None:
     """Be `python -m umbel arguments...`."""
     os.chdir(cwd)
+    # A stream remembers what kind of file it was made for.
+    for number, name in enumerate(("stdout", "stderr"), start=1):
+        raw = open(number, "wb", buffering=0, closefd=False)  # noqa: SIM115
+        stream = io.TextIOWrapper(
+            raw, "utf-8", "strict" if number == 1 else "backslashreplace", write_through=True
+        )
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
     os.environ.clear()
     os.environ.update(env)
     time.tzset()

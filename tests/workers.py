@@ -45,7 +45,7 @@ class Program:
         self._watched = True
         whole = program_environment(cwd) | dict(env or {})
         self.process: subprocess.Popen[str] | forks.Forked
-        if forks.can_fork(self.command, env) and not fresh:
+        if forks.can_fork(self.command, whole) and not fresh:
             self.process = forks.start(self.command, cwd, whole)
         else:
             self.process = subprocess.Popen(

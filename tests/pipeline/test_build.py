@@ -46,6 +46,7 @@ EVENTS, INCREMENTS = size(4_000, 200_000), size(4, 20)
 Rows = Callable[[Path, str], list[dict[str, Any]]]
 # What the session of the tests has too: see conftest.py.
 SHORT_LIVED = {"JAVA_TOOL_OPTIONS": JAVA_OPTIONS}
+WAIT_S = size(280, 1_800)
 BUILD = [sys.executable, "-m", "umbel", "history", "build"]
 
 
@@ -167,7 +168,7 @@ def test_a_build_that_is_killed_for_real_is_gone_on_with(
     )
     program = start([sys.executable, "-c", code], env=SHORT_LIVED)
     manifest = tables / "_work/manifest.json"
-    deadline = time.monotonic() + 250
+    deadline = time.monotonic() + WAIT_S
     while not manifest.exists() or json.loads(manifest.read_text())["batch"] < 3:
         assert program.process.poll() is None, program.output
         assert time.monotonic() < deadline, "no batch was done"
@@ -187,7 +188,7 @@ def check_same_tables_on(
 ) -> None:
     command = [*BUILD, "--log", str(world.log), "--tables", str(tables), "--full"]
     program = start([*command, "--master", master], env=SHORT_LIVED)
-    assert program.process.wait(280) == 0, program.output
+    assert program.process.wait(WAIT_S) == 0, program.output
     index = json.loads((world.tables / "_tables.json").read_text())
     for name in index["tables"].keys() - {"runs"}:
         assert comparable(rows(tables, name)) == comparable(rows(world.tables, name)), name
