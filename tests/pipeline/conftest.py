@@ -30,7 +30,7 @@ if not FULL:
 # A Java process that lives for a minute does not earn back what optimised code costs.
 JAVA_OPTIONS = "" if FULL else "-XX:TieredStopAtLevel=1"
 # The first job compiles everything, on a machine that may be busy with other tests.
-TIMEOUT_S = size(300, 3_600)
+TIMEOUT_S = size(450, 3_600)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -46,7 +46,7 @@ EVENTS, INCREMENTS = size(4_000, 200_000), size(4, 20)
 Rows = Callable[[Path, str], list[dict[str, Any]]]
 # What the session of the tests has too: see conftest.py.
 SHORT_LIVED = {"JAVA_TOOL_OPTIONS": JAVA_OPTIONS}
-WAIT_S = size(280, 1_800)
+WAIT_S = size(400, 1_800)
 BUILD = [sys.executable, "-m", "umbel", "history", "build"]
 
 
