@@ -2,7 +2,8 @@
 
 A program runs in a session of its own, so that no signal of the terminal reaches it and all
 of its processes can be ended together. Its output is read by a thread as it comes; a test
-waits for a line, never for a time.
+waits for a line, never for a time. Umbel's own are forked off a process that has loaded the modules
+(tests/forks.py), unless a test asks for a fresh interpreter.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests import guard
+from tests import forks, guard
 
 ROOT = Path(__file__).resolve().parent.parent
 READY = r"\bready\b"
@@ -30,24 +31,34 @@ class Program:
     """A running program and the lines it has written to standard output and error."""
 
     def __init__(
-        self, command: Sequence[str], *, cwd: Path, env: Mapping[str, str] | None = None
+        self,
+        command: Sequence[str],
+        *,
+        cwd: Path,
+        env: Mapping[str, str] | None = None,
+        fresh: bool = False,
     ) -> None:
         self.command = list(command)
         self.lines: list[str] = []
         self._news = threading.Condition()
         self._ended = False  # its output has
         self._watched = True
-        self.process = subprocess.Popen(
-            self.command,
-            cwd=cwd,
-            env=program_environment(cwd) | dict(env or {}),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            text=True,
-            errors="replace",
-        )
+        whole = program_environment(cwd) | dict(env or {})
+        self.process: subprocess.Popen[str] | forks.Forked
+        if forks.can_fork(self.command, whole) and not fresh:
+            self.process = forks.start(self.command, cwd, whole)
+        else:
+            self.process = subprocess.Popen(
+                self.command,
+                cwd=cwd,
+                env=whole,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                text=True,
+                errors="replace",
+            )
         guard.watch(self.process.pid)
         self._reader = threading.Thread(target=self._read, name="program-output", daemon=True)
         self._reader.start()
@@ -155,9 +166,10 @@ class WorkerProcess(Program):
         *,
         cwd: Path,
         env: Mapping[str, str] | None = None,
+        fresh: bool = False,
     ) -> None:
         command = [sys.executable, "-m", "umbel", "-A", app, "worker", *args]
-        super().__init__(command, cwd=cwd, env=env)
+        super().__init__(command, cwd=cwd, env=env, fresh=fresh)
 
     def wait_until_ready(self, timeout_s: float = WAIT_S) -> Self:
         self.wait_for(READY, timeout_s)
@@ -185,7 +197,7 @@ def program_environment(cwd: Path) -> dict[str, str]:
     """The environment of a program: modules of its directory and of the repository are found."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("UMBEL_", "CELERY_"))}
     return kept | {
-        "PYTHONPATH": f"{cwd}{os.pathsep}{ROOT}",
+        "PYTHONPATH": os.pathsep.join([str(cwd), str(ROOT / "src"), str(ROOT)]),
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
         "NO_COLOR": "1",

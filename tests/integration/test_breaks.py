@@ -24,7 +24,7 @@ from umbel import Umbel
 from umbel.app.results import AsyncResult
 from umbel.worker import consumer as consuming
 
-BREAKS = size(15, 50)
+BREAKS = size(8, 50)
 DESCRIPTORS = Path("/proc/self/fd")
 BACK_WITHIN_S = 5.0
 FROZEN_S = 5.0
@@ -224,7 +224,7 @@ def test_many_breaks_on_redis_lose_nothing_and_leave_nothing_over(
         before = _warm_up(bench)
         assert before.window == bench.worker.prefetch.base
         for number in range(BREAKS):
-            how = freeze if number in (12, 37) else crash if number % 6 == 3 else cut
+            how = freeze if number in (5, 37) else crash if number % 6 == 3 else cut
             bench.survive(number, how)
         bench.settle(before)
         bench.assert_nothing_lost()
@@ -264,7 +264,7 @@ def test_many_breaks_on_rabbitmq_lose_nothing_and_leave_nothing_over(
         before = _warm_up(bench)
         assert before.window == bench.worker.prefetch.base
         for number in range(BREAKS):
-            how = freeze if number == 25 else restart if number in (10, 40) else cut
+            how = freeze if number == 25 else restart if number in (4, 40) else cut
             bench.survive(number, how)
         bench.settle(before)
         bench.assert_nothing_lost()

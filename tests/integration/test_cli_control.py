@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import pytest
 from kombu import Exchange, Producer
 
+from tests import forks
 from tests.responders import Responder
 from tests.servers import RabbitMQServer, RedisServer, wait_until
 from tests.sites import Site
@@ -98,16 +99,7 @@ class Shell(CommandLine):
         return [sys.executable, "-m", "umbel", "-A", "shop", *words]
 
     def run(self, *words: str) -> Ran:
-        ran = subprocess.run(
-            self.command(*words),
-            cwd=self.directory,
-            env=self.env,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        ran = forks.run(self.command(*words), cwd=self.directory, env=self.env)
         assert "Traceback" not in ran.stderr, ran.stderr
         return Ran(ran.returncode, ran.stdout, ran.stderr)
 

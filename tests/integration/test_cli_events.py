@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from tests import forks
 from tests.servers import RedisServer
 from tests.workers import Program, WorkerProcess, program_environment, run_umbel
 
@@ -49,16 +50,8 @@ class Shop:
         return [sys.executable, "-m", "umbel", "-A", "shop", "-b", self.url, *words]
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.command(*words),
-            cwd=self.directory,
-            env=program_environment(self.directory),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        env = program_environment(self.directory)
+        return forks.run(self.command(*words), cwd=self.directory, env=env)
 
     def start(self, *words: str, **env: str) -> Program:
         program: Program = self._start(self.command(*words), env=env)

@@ -60,7 +60,8 @@ def call(directory: Path, *words: str) -> tuple[int, list[str]]:
 def test_a_task_goes_in_and_a_result_comes_out(
     directory: Path, start_worker: Start, pool: str
 ) -> None:
-    process = start_worker("shop", ["-n", "w1@%h", "-P", pool, "-c", "2", "-l", "info"])
+    words = ["-n", "w1@%h", "-P", pool, "-c", "2", "-l", "info"]
+    process = start_worker("shop", words, fresh=True)
     code, (task_id, result) = call(directory, "shop.charge", "7", "--wait", "--timeout", "20")
     assert (code, result) == (0, "14")
     prefix = re.escape(f"shop.charge[{task_id}]: ")

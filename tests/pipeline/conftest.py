@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.sizes import FULL, size
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Adaptive plans pay off on much data only: tests have little.
-SETTINGS = {
+# Adaptive plans and generated code pay off on much data only: `make soak` has it, and the settings
+# that users have.
+SETTINGS = {"spark.driver.memory": "2g"}
+FEW = {
     "spark.sql.shuffle.partitions": "2",
     "spark.default.parallelism": "2",
     "spark.driver.memory": "1g",
@@ -21,10 +25,12 @@ SETTINGS = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.streaming.numRecentProgressUpdates": "1",
 }
+if not FULL:
+    SETTINGS |= FEW
 # A Java process that lives for a minute does not earn back what optimised code costs.
-JAVA_OPTIONS = "-XX:TieredStopAtLevel=1"
+JAVA_OPTIONS = "" if FULL else "-XX:TieredStopAtLevel=1"
 # The first job compiles everything, on a machine that may be busy with other tests.
-TIMEOUT_S = 300
+TIMEOUT_S = size(450, 3_600)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

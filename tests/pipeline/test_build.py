@@ -46,6 +46,7 @@ EVENTS, INCREMENTS = size(4_000, 200_000), size(4, 20)
 Rows = Callable[[Path, str], list[dict[str, Any]]]
 # What the session of the tests has too: see conftest.py.
 SHORT_LIVED = {"JAVA_TOOL_OPTIONS": JAVA_OPTIONS}
+WAIT_S = size(400, 1_800)
 BUILD = [sys.executable, "-m", "umbel", "history", "build"]
 
 
@@ -167,7 +168,7 @@ def test_a_build_that_is_killed_for_real_is_gone_on_with(
     )
     program = start([sys.executable, "-c", code], env=SHORT_LIVED)
     manifest = tables / "_work/manifest.json"
-    deadline = time.monotonic() + 250
+    deadline = time.monotonic() + WAIT_S
     while not manifest.exists() or json.loads(manifest.read_text())["batch"] < 3:
         assert program.process.poll() is None, program.output
         assert time.monotonic() < deadline, "no batch was done"
@@ -187,7 +188,7 @@ def check_same_tables_on(
 ) -> None:
     command = [*BUILD, "--log", str(world.log), "--tables", str(tables), "--full"]
     program = start([*command, "--master", master], env=SHORT_LIVED)
-    assert program.process.wait(280) == 0, program.output
+    assert program.process.wait(WAIT_S) == 0, program.output
     index = json.loads((world.tables / "_tables.json").read_text())
     for name in index["tables"].keys() - {"runs"}:
         assert comparable(rows(tables, name)) == comparable(rows(world.tables, name)), name
@@ -400,19 +401,6 @@ def test_a_disk_without_room_is_one_line_and_the_tables_stay(
         build(options, spark)
         wanted = folded([*cluster(40, seed=2), *cluster(40, seed=3)])
         assert differences(rows(tables, "tasks"), wanted) == []
-
-
-def test_two_builds_do_not_write_the_same_tables(small: LogWriter, tmp_path: Path) -> None:
-    from umbel.pipeline.build import Options, build
-    from umbel.pipeline.places import Place
-
-    options = Options(log=str(small.directory), tables=str(tmp_path / "tables"))
-    Place(options.tables).make()
-    with (
-        Place(options.tables).locked("_work/.lock"),
-        pytest.raises(HistoryError, match="another build is writing"),
-    ):
-        build(options)
 
 
 def test_tables_of_one_log_are_not_mixed_with_those_of_another(

@@ -39,6 +39,7 @@ from umbel.pipeline.session import LOCAL, PARTITION_BYTES, explaining, is_small,
 from umbel.pipeline.storage import Publication, Tiers
 from umbel.pipeline.tables import TABLES, Inputs
 from umbel.pipeline.tables.tasks import tasks as tasks_table
+from umbel.pipeline.turns import turn
 from umbel.version import __version__
 
 FILES_PER_BATCH: Final = 100
@@ -135,11 +136,12 @@ def build(options: Options, spark: SparkSession | None = None) -> Run:
     if not options.follow:
         storage.check_segments(log)
     tables.make()
-    with tables.locked(f"{storage.WORK}/.lock"):
+    with turn(tables, options.progress) as own_turn:
         options.progress("starting Spark")
         own = spark is None
         running = session(options.master, settings=options.settings) if spark is None else spark
         try:
+            own_turn.share(running)
             builder = Builder(running, log, tables, options)
             with explaining(f"cannot build {options.tables} from {options.log}"):
                 return builder.follow() if options.follow else builder.build()

@@ -9,7 +9,6 @@ Paths are relative to the place, with slashes.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -55,7 +54,7 @@ class Place:
 
     def names(self, folder: str = "") -> list[str]:
         """What is in a folder, sorted; nothing when there is no such folder."""
-        with self._doing("read"):
+        with self.doing("read"):
             try:
                 if self._fs is None:
                     return sorted(path.name for path in Path(self._root, folder).iterdir())
@@ -67,7 +66,7 @@ class Place:
 
     def size(self, path: str) -> int:
         """How many bytes a file has."""
-        with self._doing("read"):
+        with self.doing("read"):
             if self._fs is None:
                 return Path(self._root, path).stat().st_size
             return int(self._fs.size(self._inside(path)))
@@ -80,7 +79,7 @@ class Place:
 
     def bytes_in(self, folder: str) -> int:
         """How many bytes the files of a folder have, those in folders of it included."""
-        with self._doing("read"):
+        with self.doing("read"):
             try:
                 if self._fs is not None:
                     return int(self._fs.du(self._inside(folder)))
@@ -90,7 +89,7 @@ class Place:
 
     def read_json(self, path: str) -> Any:
         """The content of a small file; None when there is none."""
-        with self._doing("read"):
+        with self.doing("read"):
             try:
                 with self.open(path) as file:
                     content = file.read()
@@ -107,7 +106,7 @@ class Place:
 
     def write(self, path: str, data: bytes) -> None:
         """As `write_json`, of any content."""
-        with self._doing("write"):
+        with self.doing("write"):
             if self._fs is not None:
                 self._fs.pipe_file(self._inside(path), data)
                 return
@@ -123,7 +122,7 @@ class Place:
 
     def make(self) -> None:
         """Make the directory, and see that it can be written."""
-        with self._doing("write"):
+        with self.doing("write"):
             if self._fs is None:
                 Path(self._root).mkdir(parents=True, exist_ok=True)
                 probe = Path(self._root, f".try-{os.getpid()}")
@@ -132,7 +131,7 @@ class Place:
 
     def remove(self, path: str) -> None:
         """Take away a file, or a folder with all that is in it; what is not there already is."""
-        with contextlib.suppress(FileNotFoundError), self._doing("write"):
+        with contextlib.suppress(FileNotFoundError), self.doing("write"):
             if self._fs is not None:
                 self._fs.rm(self._inside(path), recursive=True)
             elif Path(self._root, path).is_dir():
@@ -144,37 +143,22 @@ class Place:
         """Have the files of a folder on the disk before this returns."""
         if self._fs is not None:
             return
-        with self._doing("write"):
+        with self.doing("write"):
             for path in [*Path(self._root, folder).rglob("*"), Path(self._root, folder)]:
                 _flush_folder(path)
             _flush_folder(Path(self._root, folder).parent)
 
-    @contextlib.contextmanager
-    def locked(self, path: str) -> Iterator[None]:
-        """Hold a lock that ends with this process; only on this machine's disks."""
-        if self._fs is not None:
-            yield
-            return
-        with self._doing("write"):
-            target = Path(self._root, path)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            fd = os.open(target, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
-        try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise HistoryError(
-                    f"another build is writing {self.shown}: wait for it, or stop it"
-                ) from None
-            yield
-        finally:
-            os.close(fd)
+    def path(self, path: str) -> Path:
+        """A path of a place on this machine's disks."""
+        assert self.is_local
+        return Path(self._root, path)
 
     def _inside(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root
 
     @contextlib.contextmanager
-    def _doing(self, verb: str) -> Iterator[None]:
+    def doing(self, verb: str) -> Iterator[None]:
+        """What goes wrong meanwhile is told with the place."""
         try:
             yield
         except (HistoryError, FileNotFoundError):

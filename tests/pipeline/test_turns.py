@@ -1,0 +1,116 @@
+"""Two builds of the same tables are never at work at once, not even after a kill."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.pipeline.worlds import LogWriter, cluster
+from tests.workers import Program
+from umbel.pipeline import turns
+from umbel.pipeline.errors import HistoryError
+from umbel.pipeline.places import Place
+from umbel.pipeline.turns import JAVA_LOCK, turn
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Stands for the Java process of a build whose Python was killed.
+ORPHAN = f"""
+import fcntl, os, signal
+fd = os.open("tables/{JAVA_LOCK}", os.O_RDWR | os.O_CREAT)
+fcntl.lockf(fd, fcntl.LOCK_EX)
+os.write(fd, b"Java process 4711 on here")
+print("held", flush=True)
+signal.pause()
+"""
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Place:
+    place = Place(str(tmp_path / "tables"))
+    (tmp_path / "tables/_work").mkdir(parents=True)
+    return place
+
+
+@pytest.fixture
+def orphan(tables: Place, start: Callable[..., Program]) -> Program:
+    program = start([sys.executable, "-c", ORPHAN])
+    program.wait_for("held")
+    return program
+
+
+def is_held(path: Path) -> bool:
+    """Whether another process has it."""
+    fd = os.open(path, os.O_RDWR)
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def test_a_second_build_is_refused_and_told_who_is_at_it(tables: Place) -> None:
+    mine = f"process {os.getpid()} on "
+    with (
+        turn(tables),
+        pytest.raises(HistoryError, match=f"another build is writing {tables.shown}.*{mine}"),
+        turn(tables),
+    ):
+        pass
+    with turn(tables):  # the first is over, and has left nothing that holds
+        pass
+
+
+def test_the_java_process_of_a_killed_build_is_waited_for(tables: Place, orphan: Program) -> None:
+    steps: list[str] = []
+
+    def tell(step: str) -> None:
+        steps.append(step)
+        orphan.signal(signal.SIGKILL)
+
+    with turn(tables, tell):
+        assert not is_held(tables.path(JAVA_LOCK))
+    assert steps[0] == ("waiting for the end of a build that was killed: Java process 4711 on here")
+
+
+def test_one_that_does_not_end_is_named_and_nothing_is_built(
+    tables: Place, orphan: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "ORPHAN_WAIT_S", 0.2)
+    said = rf"another build is writing {tables.shown}.*Java process 4711 on here"
+    with pytest.raises(HistoryError, match=said), turn(tables):
+        pytest.fail("two builds at once")
+    orphan.kill()
+    with turn(tables):
+        pass
+
+
+@pytest.mark.usefixtures("only_tasks")
+def test_java_holds_the_tables_while_a_build_works_and_not_after(
+    spark: SparkSession, tables: Place, tmp_path: Path
+) -> None:
+    from umbel.pipeline.build import Options, build
+
+    writer = LogWriter(tmp_path / "log")
+    writer.add(cluster(40, seed=2))
+    lock = tables.path(JAVA_LOCK)
+    held: dict[str, bool] = {}
+
+    def look(step: str) -> None:
+        held[step] = is_held(lock)
+
+    build(Options(log=str(writer.directory), tables=tables.shown, full=True, progress=look), spark)
+    assert held == {"starting Spark": False, "events": True, "fold": True, "tasks": True}
+    java = spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid()
+    assert lock.read_text().startswith(f"Java process {java} on ")
+    assert not is_held(lock)
