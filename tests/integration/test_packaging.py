@@ -30,6 +30,7 @@ MODULES = {
 LIBRARIES = {
     "redis": ["redis", "hiredis"],
     "amqp": ["amqp", "umbel.broker.amqp"],
+    "otel": ["opentelemetry.trace", "opentelemetry.propagate"],
     "formats": ["msgpack", "yaml", "brotli", "zstandard"],
 }
 NOT_FOR_USERS = {"dev"}
