@@ -1,4 +1,4 @@
-"""The demo as it is started by whoever sees Umbel for the first time; without Spark, to be short."""
+"""The demo as a newcomer starts it; without Spark, to be short."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ def test_the_demo_holds_what_it_promises_and_stays_until_it_is_told_to_end(
     cut = program.wait_for(r"broken connection: (\d+) connections .*; none lost", 60)
     assert int(cut[1]) > 3
     program.wait_for(r"election: carried out 1 time, on \w+@demo", 60)
-    killed = program.wait_for(
-        r"election: (\w+@demo) was first .* killed; .* 1 time", 60
-    )
+    killed = program.wait_for(r"election: (\w+@demo) was first .* killed; .* 1 time", 60)
     program.wait_for("everything was right", 60)
     program.wait_for(r"its dashboard: +umbel -A umbel\.cli\.demo\.tasks dashboard", 10)
     program.wait_for(rf"the cluster goes on at {re.escape(url)}", 60)
