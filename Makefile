@@ -21,7 +21,7 @@ demo: setup  ## run a whole cluster here and check it (DEMO_ARGS=--keep leaves i
 	@$(BIN)/umbel demo $(DEMO_ARGS)
 
 test: setup lint  ## check everything: lint, types, layers, tests (PYTEST_ARGS="-k name")
-	@$(LIMIT) $(BIN)/python -m pytest -q -m quiet $(if $(PYTEST_ARGS),,tests/integration) $(PYTEST_ARGS) || [ $$? -eq 5 ]  # 5: none was chosen
+	@$(LIMIT) $(BIN)/python -m pytest -q -m quiet $(if $(PYTEST_ARGS),,tests/integration tests/browser) $(PYTEST_ARGS) || [ $$? -eq 5 ]  # 5: none was chosen
 	@$(LIMIT) $(BIN)/python -m pytest -n 4 --dist loadgroup -m "not quiet" $(PYTEST_ARGS); code=$$?; \
 	if [ $$code -ne 1 ]; then [ $$code -eq 0 ] || [ $$code -eq 5 ]; exit; fi; \
 	echo "Once more, one by one, what failed beside others:"; \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from umbel.dashboard.live.figures import Figures
 from umbel.dashboard.live.oldest import read
 from umbel.dashboard.live.polling import QueueFacts, Sample
 from umbel.dashboard.live.series import SERIES_S, Series
+from umbel.dashboard.site import Site
 
 
 def event(kind: str, uuid: str = "t", clock: int = 1, node: str = "w1", **more: Any) -> Any:
@@ -224,3 +226,27 @@ def test_the_oldest_message_tells_its_task() -> None:
     found = read(b'{"headers": {"id": "t1", "task": "shop.charge"}, "properties": {}}')
     assert found is not None
     assert (found.uuid, found.task) == ("t1", "shop.charge")
+
+
+def test_a_node_that_leaves_one_question_unanswered_keeps_its_last_answer(
+    make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = make_site()
+    answers = {
+        "stats": [{"w1@host": {"pool": {"max-concurrency": 4}}}],
+        "active_queues": [{"w1@host": [{"name": "celery"}]}],
+    }
+    monkeypatch.setattr(
+        site.app.control, "broadcast", lambda command, **_: answers.get(command, [])
+    )
+    site.polling.ask_nodes()
+    for silent_on in ("active_queues", "stats"):
+        kept = answers.pop(silent_on)
+        site.polling.ask_nodes()
+        answers[silent_on] = kept
+        node = site.polling.nodes()["w1@host"]
+        assert (node.pool_size, node.queues) == (4, ("celery",))
+    # A node that answers otherwise is believed.
+    answers["active_queues"] = [{"w1@host": []}]
+    site.polling.ask_nodes()
+    assert site.polling.nodes()["w1@host"].queues == ()
