@@ -241,7 +241,8 @@ PAN = """async () => {
     rates.push(Math.round(frames * 1000 / (now - began)));
   }
   took.sort((one, other) => one - other);
-  return {bars_min: Math.min(...bars), frames_per_s: rates, frame_ms_median: took[took.length >> 1]};
+  const median = took[took.length >> 1];
+  return {bars_min: Math.min(...bars), frames_per_s: rates, frame_ms_median: median};
 }"""
 
 
