@@ -6,6 +6,7 @@ BIN := .venv/bin
 PYTEST_ARGS ?=
 SOAK_ARGS ?=
 BENCH_ARGS ?=
+DEMO_ARGS ?=
 # A run that hangs is ended, and says where it stood.
 LIMIT := timeout --foreground --signal=INT --kill-after=60 40m
 
@@ -16,11 +17,11 @@ help:  ## list the targets
 setup:  ## build .venv from the lock, install Java, RabbitMQ and Redis where missing
 	@scripts/setup
 
-demo: setup  ## run a whole cluster here: embedded broker, three workers, mixed tasks
-	@$(BIN)/umbel demo
+demo: setup  ## run a whole cluster here and check it (DEMO_ARGS=--keep leaves it running)
+	@$(BIN)/umbel demo $(DEMO_ARGS)
 
 test: setup lint  ## check everything: lint, types, layers, tests (PYTEST_ARGS="-k name")
-	@$(LIMIT) $(BIN)/python -m pytest -q -m quiet $(if $(PYTEST_ARGS),,tests/integration) $(PYTEST_ARGS) || [ $$? -eq 5 ]  # 5: none was chosen
+	@$(LIMIT) $(BIN)/python -m pytest -q -m quiet $(if $(PYTEST_ARGS),,tests/integration tests/browser) $(PYTEST_ARGS) || [ $$? -eq 5 ]  # 5: none was chosen
 	@$(LIMIT) $(BIN)/python -m pytest -n 4 --dist loadgroup -m "not quiet" $(PYTEST_ARGS); code=$$?; \
 	if [ $$code -ne 1 ]; then [ $$code -eq 0 ] || [ $$code -eq 5 ]; exit; fi; \
 	echo "Once more, one by one, what failed beside others:"; \

@@ -20,13 +20,17 @@ PIPELINE = "tests/pipeline"
 LINE = re.compile(r"\w+-to-\w+-\w+-on-(?:redis|amqp)(?:-rpc)?")
 # The files that take longest; of the others the one with most tests comes first.
 LONG = (
+    "test_docs_frameworks.py",
+    "test_packaging.py",
     "test_cli.py",
     "test_cli_worker.py",
     "test_dashboard.py",
+    "test_dashboard_load.py",
     "test_mingle.py",
     "test_elections.py",
     "test_worker_outcomes.py",
     "test_embedded.py",
+    "test_demo.py",
     "test_control_load.py",
     "test_celery_commands.py",
     "test_cli_control.py",

@@ -14,14 +14,13 @@ from typing import Any
 import pytest
 
 from tests.servers import RedisServer, free_port, wait_until
-from tests.sizes import size
 from tests.unit.pipeline.published import World
 from tests.workers import ROOT, Program, WorkerProcess
 
 PASSWORD = "correct horse battery"
 CHROMIUM = "/usr/bin/chromium"
 SHOTS = ROOT / "build" / "screenshots"
-TASKS = size(1_200, 5_000)
+TASKS = 5_000
 
 
 @dataclass

@@ -82,6 +82,8 @@ def test_tests_that_kill_their_process_fail_once_and_the_others_run(tmp_path: Pa
             "loadgroup",
             "-p",
             "no:cacheprovider",
+            "-p",
+            "no:schemathesis",
         ],
         cwd=tmp_path,
         capture_output=True,

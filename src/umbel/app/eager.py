@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from umbel.app.calls import stamps_of
 from umbel.app.context import Context, current_request
 from umbel.app.results import EagerResult
+from umbel.app.spans import tracer_class
 from umbel.app.trace import FAILURE, RETRY, Traced, Tracer
 from umbel.exceptions import Retry
 
@@ -38,7 +39,7 @@ def run_inline(
     app = task.app
     chosen_id = task_id or str(uuid.uuid4())
     given = {**options, "link": link, "link_error": link_error}
-    tracer = Tracer(task, app, socket.gethostname(), eager=True)
+    tracer = tracer_class(app)(task, app, socket.gethostname(), eager=True)
     while True:
         request = _request(tracer, chosen_id, tuple(args or ()), dict(kwargs or {}), given)
         request.retries = retries

@@ -6,6 +6,7 @@ threads. A forked child gets fresh connections and an identity of its own.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import uuid
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+_NO_SPANS = contextlib.nullcontext()
 
 
 class Steps:
@@ -242,7 +244,8 @@ class Umbel:
         if not call.ignore_result:
             self.backend.before_send((call.id,))
         policy = call.policy or self.forms.policy()
-        self.publisher.send(call.message, call.destination, policy, self._sent((call,)))
+        with self._spans((call,)):
+            self.publisher.send(call.message, call.destination, policy, self._sent((call,)))
         result = AsyncResult(call.id, None, self)
         result.ignored = call.ignore_result
         if options.get("add_to_parent", True):
@@ -279,10 +282,23 @@ class Umbel:
         parcels = [call.message for call in batch]
         places = {id(call.destination): call.destination for call in batch}.values()
         policy = batch[0].policy or self.forms.policy()
-        self.publisher.send_many(parcels, places, policy, self._sent(batch))
+        with self._spans(batch):
+            self.publisher.send_many(parcels, places, policy, self._sent(batch))
 
     def _sent(self, batch: Sequence[calls.Call]) -> list[dict[str, Any]]:
         return self.events.sent(batch) if self.conf.task_send_sent_event else []
+
+    def _spans(self, batch: Sequence[calls.Call]) -> contextlib.AbstractContextManager[None]:
+        if not self.conf.task_trace_spans:
+            return _NO_SPANS
+
+        def make() -> Any:
+            from umbel.app.spans import Spans
+
+            return Spans(self)
+
+        spans: contextlib.AbstractContextManager[None] = self._once("spans", make).sending(batch)
+        return spans
 
     def signature(self, *args: Any, **kwargs: Any) -> Signature:
         """A call that is not made yet; see `umbel.signature`."""

@@ -52,7 +52,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("umbel record --log events --check", "is everything there?"),
     ),
     "purge": (("umbel -A shop purge -Q mail", "it asks first"),),
-    "demo": (("umbel demo", "a minute or two"),),
+    "demo": (
+        ("umbel demo", "a minute or two"),
+        ("umbel demo --keep", "stays, with a dashboard, until Ctrl-C"),
+    ),
     "sim": (
         ("umbel sim --seed 7", "one play, told line by line"),
         ("umbel sim --seeds 5000 --nodes 9", "many, and what they had in common"),

@@ -8,6 +8,7 @@
     /api/v1/queues             lengths, rates, consumers, pauses
     /api/v1/history            totals, types and failures of the tables
     /api/v1/history/at         ?clock= or ?time=
+    /api/v1/openapi.json       all of this for programs
     /api/v1                    this list
 
 Answers are objects; what is wrong is `{"error": text}` with a code below 500.
@@ -23,6 +24,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from umbel.dashboard import openapi
 from umbel.dashboard.pages import cluster, elections, history, queues, task, tasks, timeline
 from umbel.dashboard.pages.page import Page
 from umbel.wire.events import encode
@@ -49,8 +51,15 @@ def routes(site: Site) -> list[Route]:
     async def listing(request: Request) -> Response:
         return answer({"paths": [ROOT + path for path in PATHS]})
 
+    async def described(request: Request) -> Response:
+        return answer(openapi.document(site.settings.prefix))
+
     made = [Route(ROOT + path, _facts(site, page), methods=["GET"]) for path, page in PATHS.items()]
-    return [Route(ROOT, listing, methods=["GET"]), *made]
+    return [
+        Route(ROOT, listing, methods=["GET"]),
+        Route(f"{ROOT}/openapi.json", described, methods=["GET"]),
+        *made,
+    ]
 
 
 def answer(content: dict[str, Any], code: int = 200) -> Response:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from umbel.dashboard.settings import Settings
 
 # Live updates never end by themselves.
-GRACE_S = 1
+GRACE_S = 3
 
 
 def serve(app: Umbel, settings: Settings, log_level: str = "warning") -> None:

@@ -53,9 +53,16 @@ async def updates(site: Site, page: Page, params: Params, visit: Visit) -> Async
                 sent.update(changed)
                 yield _message("fragments", changed)
             rest_s = max(UPDATE_MIN_S, page.interval_s, cost_s * SHARE_MAX)
-            await asyncio.sleep(max(0.05, rest_s - cost_s))
+            await _rest(site, max(0.05, rest_s - cost_s))
     finally:
         site.live_clients -= 1
+
+
+async def _rest(site: Site, rest_s: float) -> None:
+    """Wait, but not beyond the end of the dashboard, which waits for its streams."""
+    until_s = time.monotonic() + rest_s
+    while not site.stopping and (left_s := until_s - time.monotonic()) > 0:
+        await asyncio.sleep(min(left_s, UPDATE_MIN_S))
 
 
 def _message(event: str, data: dict[str, str]) -> bytes:

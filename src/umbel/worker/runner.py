@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from umbel.app.context import Context
+from umbel.app.spans import tracer_class
 from umbel.app.trace import Traced, Tracer, fail
 from umbel.wire.compression import decompress
 from umbel.wire.content import as_bytes, decode
@@ -117,7 +118,7 @@ class Runner:
         tracer = self._tracers.get(name)
         if tracer is None:
             task = self.app.tasks[name]
-            tracer = self._tracers[name] = Tracer(
+            tracer = self._tracers[name] = tracer_class(self.app)(
                 task,
                 self.app,
                 self.hostname,

@@ -49,6 +49,7 @@ OWN = {
     "task_message_max_depth",
     "task_message_max_integer_digits",
     "task_redact_names",
+    "task_trace_spans",
     "worker_gossip_interval",
     "worker_gossip_queue_ttl",
     "worker_heartbeat_interval",

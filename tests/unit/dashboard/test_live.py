@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,12 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel.app.events.measures import Rate
+from umbel.dashboard import stream
+from umbel.dashboard.guard import Visit
+from umbel.dashboard.identity import Identity
 from umbel.dashboard.live.elections import ELECTIONS_MAX, ElectionBook
 from umbel.dashboard.live.executions import Executions
 from umbel.dashboard.live.figures import Figures
 from umbel.dashboard.live.oldest import read
 from umbel.dashboard.live.polling import QueueFacts, Sample
 from umbel.dashboard.live.series import SERIES_S, Series
+from umbel.dashboard.serving import GRACE_S
+from umbel.dashboard.site import PAGES, Site
 
 
 def event(kind: str, uuid: str = "t", clock: int = 1, node: str = "w1", **more: Any) -> Any:
@@ -224,3 +232,56 @@ def test_the_oldest_message_tells_its_task() -> None:
     found = read(b'{"headers": {"id": "t1", "task": "shop.charge"}, "properties": {}}')
     assert found is not None
     assert (found.uuid, found.task) == ("t1", "shop.charge")
+
+
+def test_a_node_that_leaves_one_question_unanswered_keeps_its_last_answer(
+    make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = make_site()
+    answers = {
+        "stats": [{"w1@host": {"pool": {"max-concurrency": 4}}}],
+        "active_queues": [{"w1@host": [{"name": "celery"}]}],
+    }
+    monkeypatch.setattr(
+        site.app.control, "broadcast", lambda command, **_: answers.get(command, [])
+    )
+    site.polling.ask_nodes()
+    for silent_on in ("active_queues", "stats"):
+        kept = answers.pop(silent_on)
+        site.polling.ask_nodes()
+        answers[silent_on] = kept
+        node = site.polling.nodes()["w1@host"]
+        assert (node.pool_size, node.queues) == (4, ("celery",))
+    # A node that answers otherwise is believed.
+    answers["active_queues"] = [{"w1@host": []}]
+    site.polling.ask_nodes()
+    assert site.polling.nodes()["w1@host"].queues == ()
+
+
+def test_live_updates_of_a_slow_page_end_as_soon_as_the_dashboard_does(
+    make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = make_site()
+
+    def slowly(*_: Any) -> dict[str, str]:
+        time.sleep(0.5)  # so that it rests for five seconds
+        return {"nodes": "<p>"}
+
+    monkeypatch.setattr(site, "fragments", slowly)
+
+    async def look_on() -> list[bytes]:
+        visit = Visit(Identity("", "127.0.0.1"), "")
+        told = stream.updates(site, PAGES["cluster"], {}, visit)
+        got = [await anext(told), await anext(told)]
+        waiting = asyncio.ensure_future(next_of(told))
+        await asyncio.sleep(0.1)
+        site.stopping = True
+        got.append(await asyncio.wait_for(waiting, GRACE_S))
+        return got
+
+    async def next_of(told: Any) -> bytes:
+        return await anext(told, b"the end")
+
+    got = asyncio.run(look_on())
+    assert got[1].startswith(b"event: fragments")
+    assert got[2] == b"the end"

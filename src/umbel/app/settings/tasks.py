@@ -306,6 +306,15 @@ TASKS = (
         differs="Umbel's own",
     ),
     Setting(
+        "task_trace_spans",
+        BOOL,
+        False,
+        "Make OpenTelemetry spans of every send and every run, linked across processes: where the "
+        "time goes can be seen in one picture, for some tens of microseconds a task. Needs "
+        "`umbel[otel]`, and an SDK that is set up by the application.",
+        differs="Umbel's own",
+    ),
+    Setting(
         "task_allow_error_cb_on_chord_header",
         BOOL,
         False,

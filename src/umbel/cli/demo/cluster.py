@@ -71,6 +71,19 @@ class Cluster:
     def start(self) -> None:
         """Start the workers and wait until all take messages."""
         self.workers = [DemoWorker(pool, size, self.directory) for pool, size in POOLS]
+        self._wait()
+
+    def replace_killed(self) -> None:
+        """Start anew what was killed, as a supervisor would."""
+        sizes = dict(POOLS)
+        for number, worker in enumerate(self.workers):
+            if worker.name in self._killed:
+                pool = worker.name.partition("@")[0]
+                self.workers[number] = DemoWorker(pool, sizes[pool], self.directory)
+        self._killed.clear()
+        self._wait()
+
+    def _wait(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
         for worker in self.workers:
             if not worker.ready.wait(max(0.0, deadline - time.monotonic())):

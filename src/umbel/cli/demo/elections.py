@@ -93,5 +93,6 @@ def _elect(witness: Witness, cluster: Cluster, console: Console, *, kill: bool) 
         f"on {leader or 'nobody'}, after {took_s:.1f} s",
         style=None if count == 1 else "red",
         markup=False,
+        soft_wrap=True,
     )
     return count == 1 and leader is not None

@@ -20,7 +20,7 @@ from rich.console import Console
 
 READY_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 20.0
-BUILD_TIMEOUT_S = 150.0
+BUILD_TIMEOUT_S = 400.0  # a busy machine may take its time
 # A Java process with so little to do does not earn back what optimised code costs.
 _QUICK_JAVA = "-XX:TieredStopAtLevel=1"
 _PACKAGES = ("pyarrow", "fsspec", "duckdb", "pandas", "pyspark")
@@ -31,7 +31,7 @@ def missing() -> str:
     lacking = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if lacking:
         return f"{', '.join(lacking)} not installed: pip install 'umbel[history]'"
-    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+    if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
         return "Spark needs Java 17 or newer, and there is none here"
     return ""
 
@@ -45,6 +45,17 @@ class History:
         self.place: Path | None = None
         self._recorder: subprocess.Popen[str] | None = None
         self._is_told = False
+        self.built: Path | None = None  # the tables, once they are there
+
+    @property
+    def tables(self) -> Path | None:
+        """Where tables will be; None where none can be made."""
+        return None if self.place is None else self.place / "tables"
+
+    @property
+    def report(self) -> Path | None:
+        """Where the page will be."""
+        return None if self.place is None else self.place / "report.html"
 
     def start(self) -> None:
         """Start the recorder and wait until it listens, so that nothing is missed."""
@@ -96,8 +107,7 @@ class History:
                     told = done.stdout.strip()
         self._is_told = True
         self._say(f"history: {told}; {time.monotonic() - began:.0f} s in all")
-        self._say(f"  report:  {self.place / 'report.html'}")
-        self._say(f"  tables:  umbel history show --tables {self.place / 'tables'}")
+        self.built = self.tables
         return True
 
     def abandon(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any, Self
@@ -13,40 +14,55 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from umbel.cli.demo import load
+from umbel.cli.demo import keeping, load
 from umbel.cli.demo.cluster import POOLS, Cluster
 from umbel.cli.demo.elections import hold_elections
 from umbel.cli.demo.history import History
 from umbel.cli.demo.score import Score
+from umbel.cli.demo.trials import cut_connections, revoke_some
 
 RESULTS_TIMEOUT_S = 50.0
 
 
-def run_demo(scale: float, console: Console) -> int:
-    """Run it all; 0 when every result was right."""
+def run_demo(scale: float, console: Console, keep: bool = False) -> int:
+    """Run it all; 0 when every result was right. With `keep` it goes on until Ctrl-C."""
     directory = Path(tempfile.mkdtemp(prefix="umbel-demo-"))
     from umbel.broker.connections import leave_embedded
     from umbel.cli.demo.tasks import app
 
     app.conf.embedded_directory = str(directory)
     cluster, history = Cluster(directory), History(directory, console)
+    dashboard = None
+    began = time.monotonic()
     try:
         with console.status("starting an embedded broker and three workers"):
             # Joined first: the broker then lives until the last worker has left.
             app.backend.get_meta("is-the-broker-there")
             history.start()
-            began = time.monotonic()
+            if keep:
+                dashboard = keeping.Dashboard(directory, history.tables, console)
+                dashboard.start()
             cluster.start()
         console.print(
             f"three workers ready after {time.monotonic() - began:.1f} s: "
             + ", ".join(worker.name for worker in cluster.workers)
         )
-        code = _run_load(app, cluster, scale, console)
-        elected = hold_elections(cluster, console)
-        cluster.stop()
-        told = history.finish()
-        return code if elected and told else 1
+        passed = _run_load(app, cluster, scale, console)
+        passed &= revoke_some(console)
+        passed &= cut_connections(console)
+        passed &= hold_elections(cluster, console)
+        if keep:
+            cluster.replace_killed()
+        else:
+            cluster.stop()
+        passed &= history.finish()
+        _say_where_next(console, history, time.monotonic() - began, passed)
+        if dashboard is not None:
+            keeping.stay(console, dashboard, threading.Event())
+        return 0 if passed else 1
     finally:
+        if dashboard is not None:
+            dashboard.stop()
         cluster.stop()
         history.abandon()
         app.close()
@@ -54,7 +70,21 @@ def run_demo(scale: float, console: Console) -> int:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _run_load(app: Any, cluster: Cluster, scale: float, console: Console) -> int:
+def _say_where_next(console: Console, history: History, took_s: float, passed: bool) -> None:
+    verdict = "everything was right" if passed else "something went wrong, see above"
+    console.print(f"{verdict}; {took_s:.0f} s in all", style=None if passed else "red")
+    lines = [f"  its dashboard:   {keeping.command(history.built)}"]
+    if history.built is not None:
+        lines.insert(0, f"  its report:      {history.report}")
+        lines.append(f"  its tables:      umbel history show --tables {history.built}")
+    if reason := keeping.missing():
+        lines.append(f"  (the dashboard needs more: {reason})")
+    lines.append("  a live cluster:  umbel demo --keep")
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _run_load(app: Any, cluster: Cluster, scale: float, console: Console) -> bool:
     score, counts = Score(), load.kinds(scale)
     began = time.monotonic()
     with Display(console, counts) as display:
@@ -81,7 +111,7 @@ def _run_load(app: Any, cluster: Cluster, scale: float, console: Console) -> int
         f"{score.right.total()} of {score.sent.total()} results right, "
         f"{len(score.wrong)} wrong, {score.missing} missing"
     )
-    return 0 if score.passed and not cluster.dead() else 1
+    return score.passed and not cluster.dead()
 
 
 def table_of(score: Score) -> Table:

@@ -15,7 +15,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kombu import Connection, Queue
@@ -182,6 +182,7 @@ class Polling:
         limit = None if self._asked_count % LOOK_AROUND == 1 else known or None
         self._asked_count += 1
         found: dict[str, NodeAnswer] = {}
+        before = self.nodes()
         for command in ("stats", "active_queues"):
             replies = self._app.control.broadcast(
                 command, reply=True, timeout=ANSWER_S, limit=limit
@@ -190,7 +191,9 @@ class Polling:
                 warnings.simplefilter("ignore")  # of two nodes with one name one is shown
                 answers = flatten_reply(replies or [])
             for name, answer in list(answers.items())[:NODES_MAX]:
-                one = found.setdefault(str(name), NodeAnswer(now))
+                # Of what a busy node has no time to answer the last answer holds.
+                old = before.get(str(name)) or NodeAnswer(now)
+                one = found.setdefault(str(name), replace(old, asked_s=now))
                 if command == "stats":
                     _take_stats(one, answer)
                 else:

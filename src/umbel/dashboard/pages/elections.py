@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from umbel.cluster.election import COLLECT_S, STEP_S
 from umbel.dashboard.live.elections import Election
 from umbel.dashboard.pages.page import Facts, Page, Params
 
@@ -53,6 +54,8 @@ def _row(site: Site, one: Election) -> dict[str, Any]:
                 "rank": rank,
                 "node": standing.hostname,
                 "clock": standing.clock,
+                "claims_after_s": COLLECT_S + (rank - 1) * STEP_S,
+                "claim": _claim(one, standing.hostname, rank),
                 "names": one.told.get(standing.hostname),
                 "won": standing.hostname == winner,
             }
@@ -62,6 +65,23 @@ def _row(site: Site, one: Election) -> dict[str, Any]:
         "informed": len(one.told),
         "task_state": None if task is None else task.state,
     }
+
+
+def _claim(one: Election, node: str, rank: int) -> str:
+    """What came of a candidate's claim to the register, as far as it can be known from outside.
+
+    Candidates claim in turn, unless the winner is known by then: who won has claimed, of the others
+    those before the winner must have failed to, and those whose turn came later had no need to.
+    """
+    if node in one.winners:
+        return "won"
+    if not one.winners:
+        return "open"
+    names = [standing.hostname for standing in one.ranked]
+    turns = [names.index(winner) + 1 for winner in one.winners if winner in names]
+    if not turns:
+        return "open"
+    return "missed" if rank < min(turns) else "not needed"
 
 
 PAGE: Final = Page("elections", "/elections", "Elections", facts, ("elections",))

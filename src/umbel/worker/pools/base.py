@@ -86,6 +86,8 @@ class PoolOptions:
     """prefork only: a child whose resident memory is above this after an order is replaced."""
     child_started: Callable[[], None] = _nothing
     """prefork only: runs first in each new child, after inherited files were let go."""
+    child_ending: Callable[[], None] = _nothing
+    """prefork only: runs last in each child that ends in order."""
     loop: Inbox | None = None
     """prefork only: watchers are called on the thread of this loop, not on one of the pool's."""
     has_room: Callable[[], None] = _nothing

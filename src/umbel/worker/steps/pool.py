@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from umbel.app.spans import flusher
 from umbel.worker.blueprint import Step
 from umbel.worker.pools.base import PoolOptions, pool_class
 
@@ -32,6 +33,7 @@ class PoolStep(Step):
                 is_async=runner.is_async,
                 max_tasks_per_child=plan.max_tasks_per_child,
                 max_memory_per_child_kib=plan.max_memory_per_child_kib,
+                child_ending=flusher(parent.app),
                 loop=parent.inbox,
                 has_room=parent.dispatch,
                 overdue=lambda: parent.inbox.post(parent.reconsider),

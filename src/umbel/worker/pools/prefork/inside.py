@@ -80,6 +80,7 @@ def live(
         gc.freeze()  # what was inherited is neither ours to collect nor worth scanning
         options.child_started()
         desk.serve()
+        options.child_ending()
         code = 0
     except (BrokenPipeError, ConnectionError):
         code = 0  # the parent is gone, and so are we
