@@ -201,3 +201,9 @@ def test_a_busy_solo_worker_says_that_it_will_obey_and_does(
     tasks.hold.set()
     wait_until(lambda: tasks.commands == [{"n": 1}], what="the command")
     assert tell(inside, "count") == {"ok": 2}
+
+
+def test_a_node_that_has_its_messages_confirmed_answers(amqp_url: str, commanded: Start) -> None:
+    inside = commanded(amqp_url, settings={"broker_transport_options": {"confirm_publish": True}})
+    for _ in range(3):
+        assert tell(inside, "ping") == {"ok": "pong"}

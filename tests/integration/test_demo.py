@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 import signal
 import sys
+import tempfile
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import pytest
 
 from tests.servers import wait_until
 from tests.workers import Program
@@ -16,10 +19,17 @@ from tests.workers import Program
 ALONE = {"PATH": str(Path(sys.executable).parent), "JAVA_HOME": ""}
 
 
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A directory in which the name of a socket is not too long for one."""
+    with tempfile.TemporaryDirectory(prefix="u", ignore_cleanup_errors=True) as path:
+        yield Path(path)
+
+
 def test_the_demo_holds_what_it_promises_and_stays_until_it_is_told_to_end(
-    start: Callable[..., Program], tmp_path: Path
+    start: Callable[..., Program], short_path: Path
 ) -> None:
-    env = {**ALONE, "TMPDIR": str(tmp_path)}
+    env = {**ALONE, "TMPDIR": str(short_path)}
     program = start([sys.executable, "-m", "umbel", "demo", "--scale", "0.02", "--keep"], env=env)
     url = program.wait_for(r"dashboard: (http://127\.0\.0\.1:\d+/)", 60)[1]
     program.wait_for("no history is kept: Spark needs Java", 60)
@@ -43,4 +53,4 @@ def test_the_demo_holds_what_it_promises_and_stays_until_it_is_told_to_end(
     program.signal(signal.SIGINT)
     assert program.wait(30) == 0
     assert "Traceback" not in program.output
-    wait_until(lambda: not list(tmp_path.glob("umbel-demo-*")), 10, "nothing to be left")
+    wait_until(lambda: not list(short_path.glob("umbel-demo-*")), 10, "nothing to be left")

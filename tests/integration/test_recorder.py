@@ -179,7 +179,8 @@ def check(log: Path, site: Site) -> None:
         f"{sum(s[-1] - len(s) for s in numbers.values())} missing, lost {sorted(lost.values())}"
     )
     received = {row["uuid"] for row in events if row["type"] == "task-received"}
-    assert len(received) > TASKS * 0.5
+    # The one that keeps next to nothing may have run most of them while the broker was away.
+    assert len(received) > TASKS * 0.1
     assert rows_of(log, "quarantine") == []
 
 

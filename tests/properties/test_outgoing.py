@@ -107,7 +107,7 @@ def said(app: Umbel, name: str, args: Any, options: dict[str, Any]) -> Any:
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.sampled_from(["plain", "own", "routed", "unknown"]),
-    st.lists(st.integers() | texts, max_size=3),
+    st.lists(st.integers(-(2**63), 2**64 - 1) | texts, max_size=3),  # all that msgpack can say
     st.fixed_dictionaries({"task_id": st.just("i")}, optional=OPTIONS),
 )
 def test_a_call_that_finds_its_form_says_what_the_first_of_its_kind_would(

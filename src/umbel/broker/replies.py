@@ -143,21 +143,27 @@ def publish_reply(
 
 @contextlib.contextmanager
 def _delivering_nothing(channel: Any) -> Iterator[None]:
-    """Let py-amqp not read on before it publishes.
+    """Let py-amqp neither read on before it publishes, nor wait for the broker's confirmation.
 
-    It does so to see whether the broker is blocked. Where a reply is sent while a request is being
-    delivered, the next request would be delivered inside of it, and so on: a few hundred at a time
-    would end the node. The loop reads on in any case.
+    It does the one to see whether the broker is blocked, and the other where `confirm_publish` is
+    set. Where a reply is sent while a request is being delivered, the next request would be
+    delivered inside of it, and so on: a few hundred at a time would end the node. The loop reads on
+    in any case.
     """
     established = channel.connection
     if getattr(channel, "drain_events", None) is not None or "drain_events" in vars(established):
         yield  # a transport that does not do so, or we are inside already
         return
     established.drain_events = _nothing_came
+    confirmed = vars(channel).get("basic_publish")
+    if confirmed is not None:
+        channel.basic_publish = channel._basic_publish
     try:
         yield
     finally:
         del established.drain_events
+        if confirmed is not None:
+            channel.basic_publish = confirmed
 
 
 def _nothing_came(**_: Any) -> None:

@@ -6,6 +6,7 @@ is stopped and started again; the pool and what runs in it stay.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import random
@@ -84,6 +85,15 @@ class Consumer:
                 self.returns.close()
             if self.lost:
                 self._damp(time.monotonic() - began)
+        self._take_leave()
+
+    def _take_leave(self) -> None:
+        """The worker stops while it has no connection: what outlived the last one is to end."""
+        self.lost = False
+        for name in ("Heart", "Events") if self.worker.events is not None else ():
+            with contextlib.suppress(KeyError):  # switched off
+                step = self.blueprint.step(name)
+                step.terminate(self) if self.worker.cold else step.stop(self)
 
     def _on_lost(self, exc: BaseException) -> None:
         self.worker.tally.connections_lost += 1

@@ -66,6 +66,7 @@ class Dispatcher:
         self._gather_s = app.conf.event_flush_interval
         self._changed = threading.Condition()
         self._urgent = False
+        self._hurried = False
         self._told = False
         self._unsent = 0  # taken out of the buffer, not with the broker yet
         self._closing = False
@@ -159,6 +160,12 @@ class Dispatcher:
         if self._thread is None:
             self.start()
 
+    def hurry(self) -> None:
+        """The broker is known to be there, or somebody waits: try now, not after the pause."""
+        with self._changed:
+            self._hurried = True
+            self._changed.notify_all()
+
     # -- life --------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -197,6 +204,7 @@ class Dispatcher:
         """Wait until the broker has everything; False when it has not in that time."""
         deadline = time.monotonic() + timeout_s
         self._wake(urgent=True)
+        self.hurry()
         with self._changed:
             while self._buffer or self._unsent:
                 left_s = deadline - time.monotonic()
@@ -271,7 +279,10 @@ class Dispatcher:
     def _pause(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         with self._changed:
+            self._hurried = False
             while not self._closing and (left_s := deadline - time.monotonic()) > 0:
+                if self._hurried:
+                    return
                 self._changed.wait(left_s)
 
     def _beat_if_due(self) -> None:
@@ -307,6 +318,8 @@ class Dispatcher:
                 if type(event) is dict and not event["type"].startswith("task-"):
                     if not batch:
                         batch.append(buffer.popleft())
+                        if "lost" in event:
+                            event["lost"] = self.lost  # what was dropped since it was made, too
                     break
                 batch.append(buffer.popleft())
             self._unsent = len(batch)

@@ -29,6 +29,7 @@ class EventsStep(Step):
             worker.events = Dispatcher(worker.app, worker.plan.hostname, groups=groups)
         worker.app.events.synchronised = True
         worker.events.start()
+        worker.events.hurry()  # the broker is there
         worker.task_events.refresh()
 
     def stop(self, parent: Any) -> None:

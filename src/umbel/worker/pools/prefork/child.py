@@ -20,9 +20,9 @@ from umbel.worker.pools.base import Watcher
 from umbel.worker.pools.prefork import frames, inside
 
 _READ_BYTES = 256 * 1024
-# A child rings when it begins an order that is so far behind the one it runs when it is given: it
-# gets more before it runs out.
-_RINGS_AT = frozenset({2, 8, 24})
+# A child rings when it begins an order that is so far behind the one it runs when it is given: the
+# parent knows at once what a child that was idle does, and gives it more before it runs out.
+_RINGS_AT = frozenset({0, 2, 8, 24})
 
 
 class Job:
