@@ -53,4 +53,4 @@ def test_the_demo_holds_what_it_promises_and_stays_until_it_is_told_to_end(
     program.signal(signal.SIGINT)
     assert program.wait(30) == 0
     assert "Traceback" not in program.output
-    wait_until(lambda: not list(short_path.glob("umbel-demo-*")), 10, "nothing to be left")
+    wait_until(lambda: not list(short_path.glob("umbel-demo-*")), 60, "nothing to be left")

@@ -150,6 +150,9 @@ def test_what_is_sent_is_recorded_over_kills_of_recorders_and_restarts_of_the_br
         wait_until(lambda: site.waiting() == 0, WAIT_S, "all tasks")
         killer.wait()
     assert recorders.kill_count == KILLS
+    # One that is stopped before it has found the broker again has little time for a good-bye.
+    everybody = lambda: len(site.app.control.ping(timeout=1.0)) == WORKERS  # noqa: E731
+    wait_until(everybody, WAIT_S, "all workers to be back")
     for worker in workers:
         worker.stop()
     wait_until(lambda: left() == 0, WAIT_S, "recorders to have taken all")
