@@ -21,8 +21,9 @@ from kombu import Connection, Exchange, Queue
 from kombu.common import Broadcast
 from kombu.exceptions import OperationalError
 
-from tests.integration.sending import PATIENT, QUICK, ids, taken
+from tests.integration.sending import PATIENT, QUICK, ids
 from tests.servers import RabbitMQServer, RedisServer, free_port, wait_until
+from tests.unit.app.pump import messages
 from umbel import Umbel
 from umbel.app.routes import direct_queue
 from umbel.worker.options import WorkerOptions
@@ -243,7 +244,7 @@ def test_a_topic_exchange_brings_a_message_to_every_queue_whose_key_matches(
     for queue in ("video", "all", "image"):
         app.send_task("declares", queue=queue, routing_key="nothing.matches.this")
     for queue in ("video", "all", "image"):
-        taken(app, queue)
+        messages(app, queue)
     app.send_task("t", task_id="v", exchange="media", routing_key="video.mp4")
     app.send_task("t", task_id="i", exchange="media", routing_key="image.png")
     found = {queue: ids(app, queue) for queue in ("video", "all", "image")}
@@ -313,7 +314,7 @@ def test_a_transient_message_is_marked_as_such(
     app = make_sender(amqp_url, task_default_delivery_mode="transient")
     app.send_task("t")
     app.send_task("t", delivery_mode=2)
-    modes = [message.properties["delivery_mode"] for message in taken(app)]
+    modes = [message.properties["delivery_mode"] for message in messages(app)]
     assert modes == [1, 2]
 
 

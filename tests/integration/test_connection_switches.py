@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.ears import Ears
 from tests.inside import Inside
 from tests.servers import RedisServer, free_port, wait_until
 from tests.sites import Site
@@ -78,6 +79,31 @@ def test_a_worker_that_may_not_reconnect_ends_when_the_connection_is_lost(
     assert len(last_words) == 1
     assert "broker_connection_retry is off" in last_words[0]
     assert "Traceback" not in worker.output
+
+
+def test_a_worker_that_is_stopped_while_it_has_no_connection_says_good_bye(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"broker_url": redis_url, "result_backend": "disabled://"}
+    inside = Inside(settings, noting([]))
+    away = threading.Event()
+
+    def connect_never(self: consumer.Consumer) -> None:
+        away.set()
+        self.worker.stop_wanted.wait()
+
+    with Ears(redis_url) as ears:
+        try:
+            inside.start()
+            ears.wait_for("worker-online")
+            monkeypatch.setattr(consumer.Consumer, "connect", connect_never)
+            inside.worker.consumer.failure = ConnectionError("broken by a test")
+            inside.worker.inbox.wake()
+            assert away.wait(10)
+            assert inside.stop() == 0
+            ears.wait_for("worker-offline")
+        finally:
+            inside.close()
 
 
 class Gated:

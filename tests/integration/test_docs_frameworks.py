@@ -54,6 +54,18 @@ def worker_of(page: str) -> tuple[str, list[str]]:
     return words[2], words[4:]
 
 
+def serve(
+    page: str, word: str, start: Callable[..., Program], cwd: Path, *more: str
+) -> tuple[str, Program]:
+    """Start the server as the page does, but on a free port; its address."""
+    (line,) = [one.line for one in commands(page) if word in one.line]
+    port = free_port()
+    words = shlex.split(line.replace("8000", str(port)))
+    program = start([sys.executable, *words[1:], *more], cwd=cwd)
+    wait_until(lambda: _listens(port), 30, word)
+    return f"http://127.0.0.1:{port}", program
+
+
 def fetch(url: str, method: str = "GET") -> Any:
     asked = urllib.request.Request(url, method=method)
     with urllib.request.urlopen(asked, timeout=20) as answer:
@@ -72,12 +84,8 @@ def test_the_site_of_the_django_page_charges_an_order(
     worker = WorkerProcess(app, options, cwd=tmp_path)
     try:
         worker.wait_until_ready()
-        (served,) = [one.line for one in commands(page) if "runserver" in one.line]
-        port = free_port()
-        words = shlex.split(served.replace("8000", str(port)))
-        start([sys.executable, *words[1:], "--noreload"], cwd=tmp_path)
-        wait_until(lambda: _listens(port), 30, "the site")
-        order = fetch(f"http://127.0.0.1:{port}/checkout")["order"]
+        url, _ = serve(page, "runserver", start, tmp_path, "--noreload")
+        order = fetch(f"{url}/checkout")["order"]
         ask = (
             "import django; django.setup(); from shop.models import Order; "
             f"print(Order.objects.get(pk={order}).paid)"
@@ -102,13 +110,7 @@ def test_the_service_of_the_fastapi_page_sends_looks_and_waits(
     worker = WorkerProcess(app, options, cwd=tmp_path)
     try:
         worker.wait_until_ready()
-        (served,) = [one.line for one in commands(page) if "uvicorn" in one.line]
-        port = free_port()
-        program = start(
-            [sys.executable, *shlex.split(served.replace("8000", str(port)))[1:]], cwd=tmp_path
-        )
-        wait_until(lambda: _listens(port), 30, "the service")
-        url = f"http://127.0.0.1:{port}"
+        url, program = serve(page, "uvicorn", start, tmp_path)
         task = fetch(f"{url}/orders/7", "POST")["task"]
         wanted = {"state": "SUCCESS", "result": {"order": 7, "charged": True}}
         wait_until(lambda: fetch(f"{url}/tasks/{task}") == wanted, 20, "the result")

@@ -11,7 +11,7 @@ import os
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -32,6 +32,7 @@ from umbel.app.publish import Publisher
 from umbel.app.registry import TaskRegistry
 from umbel.app.results import AsyncResult, GroupResult
 from umbel.app.routes import Queues, Router
+from umbel.app.steps import Steps
 from umbel.app.task import Task, add_to_caller
 from umbel.broker.connections import connect, is_embedded
 from umbel.cluster.clock import Clock
@@ -47,31 +48,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _NO_SPANS = contextlib.nullcontext()
-
-
-class Steps:
-    """The steps that a user adds to a blueprint, each once, in the order in which they came."""
-
-    def __init__(self) -> None:
-        self._steps: dict[Any, None] = {}
-
-    def add(self, step: Any) -> None:
-        """Add a step class."""
-        self._steps[step] = None
-
-    def update(self, steps: Iterable[Any]) -> None:
-        """Add several."""
-        self._steps.update(dict.fromkeys(steps))
-
-    def discard(self, step: Any) -> None:
-        """Take a step class out again."""
-        self._steps.pop(step, None)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._steps)
-
-    def __len__(self) -> int:
-        return len(self._steps)
 
 
 class Umbel:

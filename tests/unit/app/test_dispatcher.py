@@ -13,6 +13,7 @@ from kombu import Connection, Consumer, Queue
 from tests.servers import free_port, wait_until
 from umbel import Umbel
 from umbel.app.events import Events
+from umbel.app.events import dispatcher as dispatching
 from umbel.app.events.dispatcher import Dispatcher
 from umbel.app.events.outlet import event_exchange
 from umbel.app.events.stamper import new_incarnation
@@ -175,6 +176,56 @@ def test_without_a_broker_the_oldest_are_dropped_and_every_loss_is_counted() -> 
     assert (dispatcher.sent, dispatcher.lost) == (0, 25)
     assert dispatcher.stamper.seq == dispatcher.sent + dispatcher.lost
     app.close()
+
+
+class Gate:
+    """An outlet that opens when it is told to."""
+
+    def __init__(self) -> None:
+        self.is_open = self.may_open = False
+        self.tries = 0
+        self.published: list[dict[str, Any]] = []
+
+    def open(self) -> None:
+        self.tries += 1
+        if not self.may_open:
+            raise ConnectionError("not yet")
+        self.is_open = True
+
+    def publish(self, events: list[dict[str, Any]]) -> None:
+        self.published += events
+
+    def close(self, *, lost: bool = False) -> None:
+        self.is_open = False
+
+
+def test_a_good_bye_tells_of_what_was_dropped_for_its_own_sake(app: Umbel) -> None:
+    dispatcher, gate = Dispatcher(app, "a@test"), Gate()
+    dispatcher._outlet, dispatcher._buffer_max = gate, 10  # type: ignore[assignment]
+    for number in range(12):
+        dispatcher.send("task-x", uuid=str(number))
+    dispatcher.send("worker-offline", lost=dispatcher.lost)
+    gate.may_open = True
+    dispatcher.close()
+    assert gate.published[-1]["lost"] == dispatcher.lost == 3
+    assert len(gate.published) + dispatcher.lost == dispatcher.stamper.seq
+
+
+def test_who_waits_and_who_knows_that_the_broker_is_back_cut_the_pause_short(
+    app: Umbel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatching, "RETRY_MIN_S", 1_000.0)
+    monkeypatch.setattr(dispatching, "RETRY_MAX_S", 1_000.0)
+    dispatcher, gate = Dispatcher(app, "a@test"), Gate()
+    dispatcher._outlet = gate  # type: ignore[assignment]
+    dispatcher.send("task-x", uuid="1")
+    wait_until(lambda: gate.tries == 1, what="the first try")
+    dispatcher.hurry()
+    wait_until(lambda: gate.tries == 2, what="a try at once")
+    gate.may_open = True
+    dispatcher.close()
+    assert [event["uuid"] for event in gate.published] == ["1"]
+    assert dispatcher.lost == 0
 
 
 def test_what_json_can_not_hold_is_replaced_and_nothing_is_raised(app: Umbel, tap: Tap) -> None:

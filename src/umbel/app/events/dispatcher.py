@@ -279,9 +279,9 @@ class Dispatcher:
     def _pause(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         with self._changed:
-            self._hurried = False
             while not self._closing and (left_s := deadline - time.monotonic()) > 0:
-                if self._hurried:
+                if self._hurried:  # now, or during the try that has just failed
+                    self._hurried = False
                     return
                 self._changed.wait(left_s)
 

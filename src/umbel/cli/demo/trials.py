@@ -5,13 +5,14 @@ Both are judged by results alone, as whoever has sent the tasks would judge them
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
+from contextlib import closing, suppress
 from typing import Any
 
 from rich.console import Console
 
+from umbel.app.results.arrivals import arrivals
 from umbel.cli.demo import tasks
 
 PARKED_COUNT = 40
@@ -74,17 +75,13 @@ def _cut() -> int:
 def _ends(task_ids: list[str]) -> dict[str, dict[str, Any]]:
     """What became of the tasks, of those that ended in time."""
     ended: dict[str, dict[str, Any]] = {}
-    complete = threading.Event()
-
-    def on_meta(meta: dict[str, Any]) -> None:
-        ended[meta["task_id"]] = meta
-        if len(ended) == len(task_ids):
-            complete.set()
-
-    watch = tasks.app.backend.watch(task_ids, on_meta)
-    complete.wait(ENDS_TIMEOUT_S)
-    watch.close()
-    return dict(ended)
+    with (
+        suppress(TimeoutError),
+        closing(arrivals(tasks.app.backend, task_ids, ENDS_TIMEOUT_S)) as metas,
+    ):
+        for meta in metas:
+            ended[meta["task_id"]] = meta
+    return ended
 
 
 def _say(console: Console, line: str, right: bool) -> None:
