@@ -44,6 +44,10 @@ class Bench:
             self.gate.wait(20)
             self.ends.now()
 
+        @app.task(name="early")
+        def early() -> None:
+            self.gate.wait(20)
+
         @app.task(name="noop")
         def noop() -> None:
             pass
@@ -104,6 +108,29 @@ def test_what_a_pool_thread_reports_wakes_an_idle_loop(bench: Bench) -> None:
     gaps_s = [ack - end for ack, end in zip(acks.all, bench.ends.all, strict=True)]
     limit_s = 0.1 if bench.loop == "asynloop" else BUSY_TURN_S + 0.05
     assert statistics.median(gaps_s) < limit_s, gaps_s
+
+
+def test_acks_are_out_before_a_full_worker_waits_for_an_end(amqp_url: str) -> None:
+    """Else they would be lost with the connection, and tasks would run twice."""
+    bench = Bench(amqp_url, "synloop")
+    inside, unsent = bench.inside, []
+    wait = inside.worker.inbox.wait
+
+    def watched(timeout_s: float) -> None:
+        unsent.append(len(inside.worker.consumer.connection.connection.gathering))
+        wait(timeout_s)
+
+    inside.worker.inbox.wait = watched  # type: ignore[method-assign]
+    try:
+        inside.start()
+        for _ in range(2):
+            inside.send("early")
+        wait_until(lambda: len(inside.worker.tally.active) == 2, what="both to begin")
+        wait_until(lambda: len(unsent) > 3, what="a few waits")
+        assert set(unsent) == {0}
+    finally:
+        bench.gate.set()
+        inside.close()
 
 
 def test_posted_work_runs_in_the_order_in_which_it_came(bench: Bench) -> None:

@@ -94,6 +94,8 @@ def test_a_worker_goes_on_when_rabbitmq_closed_its_connections(
     late = site.send("wait_late", "late")
     site.wait_until_begun("early")
     site.wait_until_begun("late")
+    vhost = site.broker_url.rsplit("/", 1)[1]
+    wait_until(lambda: rabbitmq_server.unacknowledged("celery", vhost) <= 2, what="the early ack")
     rabbitmq_server.close_connections()
     worker.wait_for("connection to .* lost", 20)
     for _ in range(2):  # the late one is delivered again: its message was not acknowledged

@@ -107,6 +107,8 @@ def synloop(consumer: Consumer) -> None:
     worker, connection = consumer.worker, consumer.connection
     assert connection is not None
     errors, drain = consumer.connection_errors, connection.drain_events
+    # What draining does before it waits must be done before other waits, too.
+    flush = getattr(connection.connection, "flush_acks", lambda: None)
     TasksStep.consume(consumer)
     _watch_heartbeat(consumer)
     worker.became_ready()
@@ -126,6 +128,7 @@ def synloop(consumer: Consumer) -> None:
         turn_s = BUSY_TURN_S if worker.busy or len(worker.inbox) else IDLE_TURN_S
         try:
             if worker.saturated:
+                flush()
                 worker.inbox.wait(min(turn_s, wait_s))
                 turn_s = 0
             drain(timeout=min(turn_s, wait_s))
