@@ -1,7 +1,8 @@
 """Base64 for the bodies of kombu's virtual transports, in a third of the time.
 
 kombu writes every body as base64, for brokers that keep text. Lists of events are large, and
-Python's own way is slow. The JSON writer's is not, and gives the same text between quotes.
+Python's own way is slow. The JSON writer's is not, and gives the same text between quotes. In
+memory nothing is written at all, and bodies stay as they are.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from base64 import b64decode
 from typing import Any, Final
 
 import msgspec
+from kombu.transport import memory
 
 _NAME: Final = "base64"
 _encoder: Final = msgspec.json.Encoder()
@@ -29,7 +31,10 @@ class QuickBase64:
 
 
 def quicken(channel: Any) -> None:
-    """Let this channel use it; one that writes no base64 stays as it is."""
+    """Let this channel use it, or nothing; one that writes no base64 stays as it is."""
+    if isinstance(channel, memory.Channel):
+        channel.body_encoding = None  # messages say how theirs are: all consumers can read both
+        return
     codecs = getattr(channel, "codecs", None) or {}
     if _NAME in codecs:
         channel.codecs = {**codecs, _NAME: QuickBase64()}

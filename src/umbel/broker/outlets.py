@@ -25,6 +25,7 @@ from kombu import Producer
 
 from umbel.broker import batches
 from umbel.broker.amqp import batches as amqp_batches
+from umbel.broker.base64text import quicken
 from umbel.broker.batches import Parcel
 from umbel.broker.envelopes import BODY_ENCODING, envelope
 
@@ -44,6 +45,7 @@ class Outlet:
     """Publishes with what kombu offers on every transport."""
 
     def __init__(self, channel: Any) -> None:
+        quicken(channel)
         self.producer = Producer(channel, auto_declare=False)
 
     def publish_one(self, parcel: Parcel) -> None:

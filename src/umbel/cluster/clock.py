@@ -17,8 +17,8 @@ is total, in Python and in Spark.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from types import TracebackType
+from typing import Any, Protocol
 
 CLOCK_MAX = 2**53 - 1
 JUMP_MAX = 2**40
@@ -27,32 +27,60 @@ FIRST_MAX = 2**52
 Order = tuple[int, float, str]
 
 
+class Lock(Protocol):
+    """What a clock needs of a lock, such as `threading.Lock`."""
+
+    def acquire(self) -> bool: ...
+    def release(self) -> None: ...
+    def __enter__(self) -> bool: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> bool | None: ...
+
+
+class Unlocked:
+    """For clocks that one thread has for itself."""
+
+    def acquire(self) -> bool:
+        """Nobody else is there."""
+        return True
+
+    def release(self) -> None:
+        """Nobody waits."""
+
+    def __enter__(self) -> bool:
+        return True
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
 class Clock:
     """One process's clock. Threads share it through the lock that they give it.
 
-    Who counts something together with the clock holds `lock` himself and calls `step`.
+    Who counts something together with the clock holds `lock` himself and changes `value`.
     """
 
     __slots__ = ("lock", "refused", "value", "witnessed")
 
-    def __init__(self, value: int = 0, lock: AbstractContextManager[Any] | None = None) -> None:
+    def __init__(self, value: int = 0, lock: Lock | None = None) -> None:
         assert is_clock(value), f"not a clock: {value!r}"
         self.value = value
         self.witnessed = value > 0  # somebody else's clock went into this one
         self.refused = 0
-        self.lock: AbstractContextManager[Any] = nullcontext() if lock is None else lock
+        self.lock: Lock = Unlocked() if lock is None else lock
 
     def forward(self) -> int:
         """Something is sent: the next value. At the very end the clock stands still."""
         with self.lock:
-            return self.step()
-
-    def step(self) -> int:
-        """The same, for who holds the lock."""
-        value = self.value
-        if value < CLOCK_MAX:
-            self.value = value = value + 1
-        return value
+            value = self.value
+            if value < CLOCK_MAX:
+                self.value = value = value + 1
+            return value
 
     def adjust(self, other: Any) -> int:
         """Something was received; a value out of bounds is refused and moves nothing."""

@@ -15,6 +15,7 @@ from umbel.wire.event_forms import TaskReceived, TaskStarted, TaskSucceeded
 from umbel.wire.reprs import safe_repr
 
 if TYPE_CHECKING:
+    from umbel.app.events.dispatcher import Dispatcher
     from umbel.worker.orders import Order, Outcome
     from umbel.worker.request import Request
     from umbel.worker.worker import Worker
@@ -28,25 +29,26 @@ class TaskEvents:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self.on = False
+        self._events: Dispatcher | None = None
 
     def refresh(self) -> None:
         """Look whether task events are wanted: the dispatcher came, went, or was told."""
-        events = self._worker.events
+        self._events = events = self._worker.events
         self.on = events is not None and events.sends("task")
 
     def _put(
         self, kind: str, request: Request, fields: dict[str, Any], clock: int | None = None
     ) -> None:
-        events = self._worker.events
+        events = self._events
         if events is not None and request.strategy.tells:
             events.put(kind, fields, clock)
 
     def received(self, request: Request) -> None:
         """A message became a request: it will run, now or later."""
-        events, header = self._worker.events, request.header
-        if events is None or not request.strategy.tells:
+        events, strategy, header = self._events, request.strategy, request.header
+        if events is None or not strategy.tells:
             return
-        args, kwargs = request.strategy.redaction.event_reprs(header, self._open, request.order)
+        args, kwargs = strategy.redaction.event_reprs(header, self._open, request.order)
         by = events.stamper
         seq, clock = by.count()
         events.keep(
@@ -59,7 +61,7 @@ class TaskEvents:
 
     def started(self, request: Request, when: float) -> None:
         """The pool has begun, at `when` of the monotonic clock."""
-        events = self._worker.events
+        events = self._events
         if events is None or not request.strategy.tells:
             return
         began = time() - max(0.0, monotonic() - when)
@@ -73,9 +75,18 @@ class TaskEvents:
 
     def finished(self, request: Request, outcome: Outcome) -> None:
         """The task's code has ended by itself."""
-        state = outcome.state
+        state, events = outcome.state, self._events
         if state == "SUCCESS":
-            self._succeeded(request, outcome)
+            if events is None or not request.strategy.tells:
+                return
+            by = events.stamper
+            seq, clock = by.count()
+            events.keep(
+                TaskSucceeded(
+                    by.hostname, by.pid, by.utcoffset, clock, time(), seq, by.inc,
+                    request.header.id, outcome.text, outcome.runtime_s,
+                )
+            )  # fmt: skip
         elif state == "FAILURE":
             self.failed(request, outcome.text, outcome.traceback)
         elif state == "RETRY":
@@ -83,19 +94,6 @@ class TaskEvents:
             self._put("task-retried", request, fields, outcome.clock or None)
         elif state == "REJECTED":
             self.rejected(request, outcome.requeue)
-
-    def _succeeded(self, request: Request, outcome: Outcome) -> None:
-        events = self._worker.events
-        if events is None or not request.strategy.tells:
-            return
-        by = events.stamper
-        seq, clock = by.count()
-        events.keep(
-            TaskSucceeded(
-                by.hostname, by.pid, by.utcoffset, clock, time(), seq, by.inc,
-                request.header.id, outcome.text, outcome.runtime_s,
-            )
-        )  # fmt: skip
 
     def failed(self, request: Request, exception: str, traceback: str) -> None:
         """It failed, in its code or around it."""
@@ -121,7 +119,7 @@ class TaskEvents:
 
     def unregistered(self, uuid: str, name: str) -> None:
         """A message asked for a task that this worker does not know."""
-        events = self._worker.events
+        events = self._events
         if events is not None:
             exception = f"NotRegistered({safe_repr(name, 200)})"
             events.put("task-failed", {"uuid": uuid, "exception": exception, "traceback": ""})

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 from hypothesis import given
 from hypothesis import strategies as st
-from kombu import Connection
+from kombu import Connection, Producer, Queue
 from kombu.transport.virtual.base import Base64
 
 from umbel.broker.base64text import QuickBase64, quicken
@@ -19,13 +20,34 @@ def test_the_text_is_that_of_kombu_and_is_read_back(body: bytes | str) -> None:
     assert QuickBase64().decode(text) == Base64().decode(text)
 
 
-def test_only_the_channel_that_is_told_to_uses_it() -> None:
-    with Connection("memory://") as connection:
+def test_only_the_channel_that_is_told_to_uses_it(tmp_path: Path) -> None:
+    folders = {"data_folder_in": str(tmp_path), "data_folder_out": str(tmp_path)}
+    with Connection("filesystem://", transport_options=folders) as connection:
         one, other = connection.channel(), connection.channel()
         quicken(one)
         assert isinstance(one.codecs["base64"], QuickBase64)
         assert not isinstance(other.codecs["base64"], QuickBase64)
         assert one.encode_body(b"x", "base64") == other.encode_body(b"x", "base64")
+
+
+def test_in_memory_bodies_stay_as_they_are_and_everybody_reads_them() -> None:
+    with Connection("memory://") as connection:
+        one, other = connection.channel(), connection.channel()
+        quicken(one)
+        queue = Queue("q-base64text", channel=other)
+        queue.declare()
+        for channel in (one, other):
+            Producer(channel).publish({"é": 1}, routing_key=queue.name, serializer="json")
+        raw = [other._get(queue.name) for _ in range(2)]
+        assert [type(message["body"]) for message in raw] == [str, str]
+        assert raw[0]["body"] == '{"\\u00e9": 1}' != raw[1]["body"]
+        for message in raw:
+            other._put(queue.name, message)
+        for _ in range(2):
+            message = queue.get()
+            assert message.payload == {"é": 1}
+            message.reject(requeue=True)
+        assert [queue.get().payload for _ in range(2)] == [{"é": 1}] * 2
 
 
 def test_a_channel_without_base64_stays_as_it_is() -> None:
