@@ -13,7 +13,7 @@ LABEL = "Celery"
 BROKERS = ("redis", "amqp")
 ACKS = "before the task, after it with `acks_late`"
 ROUGH_PER_S = 800
-VARIANTS = ("prefetch 64", "prefetch 4")
+VARIANTS = ("prefetch 64", "prefetch 256", "prefetch 4")
 EVENTS = ["-E"]
 
 app = Celery("bench", broker=os.environ["BENCH_BROKER"], backend=None)
