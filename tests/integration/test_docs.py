@@ -6,9 +6,11 @@ where the remark is a value.
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import pytest
 from tests.pages import Command, blocks, commands
 from tests.workers import WorkerProcess, program_environment
 
+PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 RUN = """
 import ast, sys
 source = sys.stdin.read()
@@ -91,14 +94,18 @@ def test_the_readme_works_as_printed(tmp_path: Path) -> None:
 
 
 def test_the_commands_of_the_quickstart_work_as_printed(desk: Desk) -> None:
-    calls = [one for one in commands("docs/quickstart.md") if " call " in one.line]
-    assert len(calls) == 2
-    with_result = [one for one in calls if one.printed]
-    assert [desk.type(one).splitlines() for one in with_result] == [["5"]]
-    (task_id,) = desk.type(calls[1]).split()
-    (result,) = [one for one in commands("docs/quickstart.md") if " result " in one.line]
-    shown = desk.type(Command(result.line.replace("ID", f"{task_id} --wait"), []))
-    assert "tries" in shown
+    (block,) = [one for one in blocks("docs/quickstart.md", "console") if " call " in one]
+    typed = [line.removeprefix("$ ") for line in block.splitlines() if line.startswith("$ ")]
+    done = subprocess.run(
+        ["bash", "-ec", "\n".join(typed)], cwd=desk.directory, timeout=110,
+        env=program_environment(desk.directory) | {"PATH": PATH}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    first, task_id, *shown = done.stdout.splitlines()
+    assert first == "5"
+    assert uuid.UUID(task_id)
+    assert "'tries': 3" in "".join(shown).replace('"', "'")
 
 
 def test_the_code_of_the_quickstart_works_as_printed(desk: Desk) -> None:
