@@ -102,6 +102,7 @@ def test_a_worker_that_is_stopped_while_it_has_no_connection_says_good_bye(
             assert away.wait(10)
             assert inside.stop() == 0
             ears.wait_for("worker-offline")
+            assert not [one for one in threading.enumerate() if one.name.startswith("umbel-gossip")]
         finally:
             inside.close()
 

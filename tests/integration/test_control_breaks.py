@@ -31,7 +31,8 @@ class Cutter:
         self._last: Any = None
         if kind == "redis":
             server: RedisServer = request.getfixturevalue("redis_server")
-            self._redis = server.client(int(self.url.rsplit("/", 1)[1]))
+            self._db = self.url.rsplit("/", 1)[1]
+            self._redis = server.client(int(self._db))
         else:
             self._rabbitmq: RabbitMQServer = request.getfixturevalue("rabbitmq_server")
 
@@ -44,7 +45,8 @@ class Cutter:
         return self._cut_redis() if self.kind == "redis" else self._cut_amqp()
 
     def _cut_redis(self) -> bool:
-        found = [one["id"] for one in self._redis.client_list(_type="pubsub")]
+        listed = self._redis.client_list(_type="pubsub")
+        found = [one["id"] for one in listed if one["db"] == self._db]
         new = [one for one in found if one != self._last]
         if not new:
             return False

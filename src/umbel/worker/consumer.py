@@ -90,7 +90,8 @@ class Consumer:
     def _take_leave(self) -> None:
         """The worker stops while it has no connection: what outlived the last one is to end."""
         self.lost = False
-        for name in ("Heart", "Events") if self.worker.events is not None else ():
+        # Else they ended with it.
+        for name in ("Heart", "Gossip", "Events") if self.worker.events is not None else ():
             with contextlib.suppress(KeyError):  # switched off
                 step = self.blueprint.step(name)
                 step.terminate(self) if self.worker.cold else step.stop(self)
