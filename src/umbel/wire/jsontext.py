@@ -83,7 +83,7 @@ def loads_json(data: bytes, limits: Limits = DEFAULT_LIMITS) -> Any:
         except Exception:  # noqa: BLE001 - the slow path decides, and says what is wrong
             value = _loads_slowly(data, limits)
     # Fewer brackets than the limit cannot be nested beyond it, which is nearly always so.
-    if size > limits.depth and data.count(b"[") + data.count(b"{") > limits.depth:
+    if size > limits.depth and _has_more_brackets(data, limits.depth):
         check_depth(value, limits)
     return value
 
@@ -145,6 +145,18 @@ def _is_plain(value: Any, levels: int = _PLAIN_LEVELS_MAX) -> bool:
         if type(item) not in _PLAIN and not _is_plain(item, levels - 1):
             return False
     return True
+
+
+def _has_more_brackets(data: bytes, count: int) -> bool:
+    """Whether more than so many open; to look for the next one is quicker than to count all."""
+    for sign in (b"[", b"{"):
+        at = data.find(sign)
+        while at >= 0:
+            count -= 1
+            if count < 0:
+                return True
+            at = data.find(sign, at + 1)
+    return False
 
 
 def _has_long_digit_run(data: bytes, digits: int) -> bool:

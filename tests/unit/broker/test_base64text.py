@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kombu import Connection, Producer, Queue
 from kombu.transport.virtual.base import Base64
 
-from umbel.broker.base64text import QuickBase64, quicken
+from umbel.broker.base64text import QuickBase64, decode, quicken
+
+
+def as_text(raw: bytes) -> str:
+    return base64.b64encode(raw).decode()
+
+
+def read_by(reader: Callable[[Any], bytes], text: str) -> bytes | None:
+    try:
+        return reader(text)
+    except ValueError:
+        return None
 
 
 @given(st.binary(max_size=200) | st.text(st.characters(codec="utf-8"), max_size=50))
@@ -18,6 +34,17 @@ def test_the_text_is_that_of_kombu_and_is_read_back(body: bytes | str) -> None:
     text = QuickBase64().encode(body)
     assert text == Base64().encode(body)
     assert QuickBase64().decode(text) == Base64().decode(text)
+
+
+@given(st.text(alphabet="AQgw/+9=\n -_é", max_size=12) | st.binary(max_size=60).map(as_text))
+def test_whatever_text_it_is_pythons_own_reader_says_the_same(text: str) -> None:
+    assert read_by(decode, text) == read_by(binascii.a2b_base64, text)
+
+
+def test_what_is_no_text_is_refused_as_by_pythons_own_reader() -> None:
+    for value in (None, 5, ["QQ=="]):
+        with pytest.raises(TypeError):
+            decode(value)
 
 
 def test_only_the_channel_that_is_told_to_uses_it(tmp_path: Path) -> None:

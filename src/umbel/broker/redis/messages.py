@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import binascii
 import json
 import sys
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ import msgspec
 from kombu.compression import decompress
 from kombu.message import Message
 
+from umbel.broker import base64text
 from umbel.broker.messages import Unreadable
 
 _decode = msgspec.json.Decoder().decode
@@ -42,7 +42,7 @@ class ListMessage(Message):
             info["exchange"], info["routing_key"]  # whoever settles it asks for them
             encoding = properties.get("body_encoding")
             if encoding == "base64" and body:
-                body = binascii.a2b_base64(body)
+                body = base64text.decode(body)
             elif encoding not in _PLAIN_ENCODINGS and body:
                 body = channel.decode_body(body, encoding)
             if isinstance(body, str):
