@@ -17,46 +17,14 @@ is total, in Python and in Spark.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Any, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 CLOCK_MAX = 2**53 - 1
 JUMP_MAX = 2**40
 FIRST_MAX = 2**52
 
 Order = tuple[int, float, str]
-
-
-class Lock(Protocol):
-    """What a clock needs of a lock, such as `threading.Lock`."""
-
-    def acquire(self) -> bool: ...
-    def release(self) -> None: ...
-    def __enter__(self) -> bool: ...
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-        /,
-    ) -> bool | None: ...
-
-
-class Unlocked:
-    """For clocks that one thread has for itself."""
-
-    def acquire(self) -> bool:
-        """Nobody else is there."""
-        return True
-
-    def release(self) -> None:
-        """Nobody waits."""
-
-    def __enter__(self) -> bool:
-        return True
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 class Clock:
@@ -67,12 +35,12 @@ class Clock:
 
     __slots__ = ("lock", "refused", "value", "witnessed")
 
-    def __init__(self, value: int = 0, lock: Lock | None = None) -> None:
+    def __init__(self, value: int = 0, lock: AbstractContextManager[Any] | None = None) -> None:
         assert is_clock(value), f"not a clock: {value!r}"
         self.value = value
         self.witnessed = value > 0  # somebody else's clock went into this one
         self.refused = 0
-        self.lock: Lock = Unlocked() if lock is None else lock
+        self.lock: AbstractContextManager[Any] = nullcontext() if lock is None else lock
 
     def forward(self) -> int:
         """Something is sent: the next value. At the very end the clock stands still."""

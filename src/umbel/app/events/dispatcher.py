@@ -318,7 +318,7 @@ class Dispatcher:
                 buffer.extendleft(reversed(batch[max(1, count) :]))
                 del batch[max(1, count) :]
                 first = batch[0]
-                if type(first) is dict and "lost" in first:
+                if count == 0 and isinstance(first, dict) and "lost" in first:
                     first["lost"] = self.lost  # what was dropped since it was made, too
             self._unsent = len(batch)
         return batch
