@@ -30,7 +30,7 @@ Order = tuple[int, float, str]
 class Clock:
     """One process's clock. Threads share it through the lock that they give it.
 
-    Who counts something together with the clock holds `lock` himself and changes `value`.
+    Who counts something together with the clock holds `lock` himself and calls `step`.
     """
 
     __slots__ = ("lock", "refused", "value", "witnessed")
@@ -45,10 +45,14 @@ class Clock:
     def forward(self) -> int:
         """Something is sent: the next value. At the very end the clock stands still."""
         with self.lock:
-            value = self.value
-            if value < CLOCK_MAX:
-                self.value = value = value + 1
-            return value
+            return self.step()
+
+    def step(self) -> int:
+        """The same, for who holds the lock."""
+        value = self.value
+        if value < CLOCK_MAX:
+            self.value = value = value + 1
+        return value
 
     def adjust(self, other: Any) -> int:
         """Something was received; a value out of bounds is refused and moves nothing."""

@@ -88,9 +88,11 @@ class Consumer:
         self._take_leave()
 
     def _take_leave(self) -> None:
-        """The worker stops while it has no connection: what outlived the last one is to end."""
+        """The worker stops while it has no connection: what outlived the last one is to end.
+
+        Without a dispatcher it has ended already, with a connection.
+        """
         self.lost = False
-        # Else they ended with it.
         for name in ("Heart", "Gossip", "Events") if self.worker.events is not None else ():
             with contextlib.suppress(KeyError):  # switched off
                 step = self.blueprint.step(name)

@@ -311,18 +311,16 @@ class Dispatcher:
     def _take(self) -> list[Event | TaskForm]:
         """The next events that may go in one message: many of tasks, or one other."""
         buffer = self._buffer
+        batch: list[Event | TaskForm] = []
         with self._changed:
-            batch = [buffer.popleft() for _ in range(min(len(buffer), BATCH_MAX))]
-            if dict in set(map(type, batch)):  # maybe one that goes alone
-                count = next((n for n, event in enumerate(batch) if _goes_alone(event)), len(batch))
-                buffer.extendleft(reversed(batch[max(1, count) :]))
-                del batch[max(1, count) :]
-                first = batch[0]
-                if count == 0 and isinstance(first, dict) and "lost" in first:
-                    first["lost"] = self.lost  # what was dropped since it was made, too
+            while buffer and len(batch) < BATCH_MAX:
+                event = buffer[0]
+                if type(event) is dict and not event["type"].startswith("task-"):
+                    if not batch:
+                        batch.append(buffer.popleft())
+                        if "lost" in event:
+                            event["lost"] = self.lost  # what was dropped since it was made, too
+                    break
+                batch.append(buffer.popleft())
             self._unsent = len(batch)
         return batch
-
-
-def _goes_alone(event: Event | TaskForm) -> bool:
-    return type(event) is dict and not event["type"].startswith("task-")

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from umbel.cluster.clock import CLOCK_MAX, Clock
+from umbel.cluster.clock import Clock
 
 Event = dict[str, Any]
 _last_inc = 0
@@ -50,11 +50,7 @@ class Stamper:
         own = self.clock
         with own.lock:
             self.seq = seq = self.seq + 1
-            if clock is None:
-                clock = own.value
-                if clock < CLOCK_MAX:
-                    own.value = clock = clock + 1
-            return seq, clock
+            return seq, own.step() if clock is None else clock
 
     def make(self, kind: str, fields: Mapping[str, Any], clock: int | None = None) -> Event:
         """One event; `clock` is the value that was set aside for it earlier, if one was."""
