@@ -25,7 +25,6 @@ server that does not do this is asked every few milliseconds while somebody wait
 
 from __future__ import annotations
 
-import base64
 import binascii
 import contextlib
 import logging
@@ -35,6 +34,7 @@ from typing import Any, Final, NamedTuple
 from kombu import Connection
 from redis.exceptions import ResponseError
 
+from umbel.broker import base64text
 from umbel.broker.mailboxes import Mailboxes
 from umbel.wire.control import CONTROL_LIMITS, ReplyTo, leased_exchange_name, reply_queue_name
 from umbel.wire.jsontext import loads_json
@@ -205,7 +205,7 @@ def _opened(item: bytes) -> Received:
         envelope = loads_json(item)
         body, properties = envelope["body"], envelope["properties"]
         if properties.get("body_encoding") == "base64":
-            body = base64.b64decode(body)
+            body = base64text.decode(body)
         headers = envelope.get("headers")
         return Received(
             body, envelope.get("content-type"), envelope.get("content-encoding"), headers

@@ -28,6 +28,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from umbel.app.events.stream import topics_of
+from umbel.broker import base64text
 from umbel.broker.connections import hang_up
 from umbel.recorder.sources.messages import Message
 from umbel.wire.events import EVENT_LIMITS, OWN_EXCHANGE
@@ -186,7 +187,7 @@ def opened(data: bytes) -> Message:
         envelope = loads_json(data, ENVELOPE_LIMITS)
         body, properties = envelope["body"], envelope["properties"]
         if properties.get("body_encoding") == "base64":
-            body = base64.b64decode(body)
+            body = base64text.decode(body)
         kind, encoding = envelope.get("content-type"), envelope.get("content-encoding")
         if isinstance(body, (bytes, str)):
             return Message(body, kind, encoding, envelope.get("headers"), None)
