@@ -3,16 +3,18 @@
 A solo pool over the in-process memory transport, so that neither a network nor another process
 is part of it. The contestants take turns, each in a fresh process: the raw transport (consume
 and acknowledge, nothing else), Celery, and Umbel, the latter two without and with task events
-(`-E`). The medians of the rounds are compared; the ratio of Umbel to Celery is the figure that
-counts, and what events leave of Umbel's own rate. Run it on an otherwise idle machine.
+(`-E`). What counts are the ratio of Umbel's median to Celery's, and what events leave of Umbel's
+own rate: the median of what they left in each round, whose two runs follow each other, so that a
+machine whose speed drifts weighs less. Run it on an otherwise idle machine.
 
-    python benchmarks/overhead.py [--tasks 20000] [--rounds 5] [--json FILE]
+    python benchmarks/overhead.py [--tasks 10000] [--rounds 11] [--json FILE]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import operator
 import os
 import platform
 import statistics
@@ -143,8 +145,8 @@ def measure(contestant: str, tasks: int) -> float:
 def main() -> int:
     """Run all rounds and print the table; exit 1 when the ratio is below what is promised."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    parser.add_argument("--tasks", type=int, default=20_000)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tasks", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--run", choices=CONTESTANTS, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -152,12 +154,12 @@ def main() -> int:
         run(options.run, options.tasks)
         return 0
     rates: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
-    for _ in range(options.rounds):
-        for name in CONTESTANTS:
+    for number in range(options.rounds):
+        for name in CONTESTANTS if number % 2 else reversed(CONTESTANTS):
             rates[name].append(measure(name, options.tasks))
     medians = {name: statistics.median(values) for name, values in rates.items()}
     ratio = medians["umbel"] / medians["celery"]
-    told = medians["umbel -E"] / medians["umbel"]
+    told = statistics.median(map(operator.truediv, rates["umbel -E"], rates["umbel"]))
     print(
         f"{datetime.now(UTC):%Y-%m-%d}, Python {platform.python_version()}, "
         f"{os.cpu_count()} cores, {options.tasks} tasks, median of {options.rounds} rounds"

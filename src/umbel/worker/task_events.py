@@ -64,7 +64,7 @@ class TaskEvents:
         events = self._events
         if events is None or not request.strategy.tells:
             return
-        began = time() - max(0.0, monotonic() - when)
+        began = time() - (monotonic() - when)
         by = events.stamper
         seq, clock = by.count(request.order.clock or None)
         events.keep(

@@ -238,6 +238,17 @@ def test_what_json_can_not_hold_is_replaced_and_nothing_is_raised(app: Umbel, ta
     assert "object object" in event["odd"]
 
 
+def test_a_list_too_big_for_its_readers_goes_out_in_parts(app: Umbel, tap: Tap) -> None:
+    app.conf.event_flush_interval = 5.0
+    with app.events.Dispatcher("a@test") as dispatcher:
+        for number in range(500):
+            dispatcher.send("task-failed", uuid=str(number), traceback="\n" * 16_000)
+    events = tap.events()
+    assert [event["uuid"] for event in events] == [str(number) for number in range(500)]
+    assert dispatcher.sent == 500
+    assert {key for key, _, _ in tap.messages} == {"task.multi"}
+
+
 def test_heartbeats_come_from_the_thread_until_they_are_stopped(app: Umbel, tap: Tap) -> None:
     dispatcher = app.events.Dispatcher("a@test")
     beats = threading.Semaphore(0)

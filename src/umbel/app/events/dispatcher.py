@@ -21,7 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeGuard
 
 from umbel.app.events.outlet import Outlet
 from umbel.app.events.stamper import Event, Stamper, hours_west
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("umbel.events")
 
-# So many task events go into one message.
-BATCH_MAX = 500
+# So many task events go into one message, unless it gets too big (`outlet`).
+BATCH_MAX = 5_000
 # What is urgent does not wait to gather company.
 URGENT_GROUPS = frozenset({"worker"})
 RETRY_MIN_S, RETRY_MAX_S = 0.2, 3.0
@@ -63,6 +63,7 @@ class Dispatcher:
         self.lost = 0  # events that were dropped
         self._buffer: deque[Event | TaskForm] = deque()
         self._buffer_max = app.conf.event_buffer_max
+        self._enough = self._buffer_max // 2  # so many wait for no more
         self._gather_s = app.conf.event_flush_interval
         self._changed = threading.Condition()
         self._urgent = False
@@ -132,13 +133,18 @@ class Dispatcher:
         """Put an event that has its number into the buffer; after the end it is lost."""
         buffer = self._buffer
         buffer.append(event)
-        if len(buffer) > self._buffer_max:
-            self._drop_oldest()
+        count = len(buffer)
         # Once told, the thread looks into the buffer before it sleeps again.
-        if urgent or not self._told:
-            self._wake(urgent)
+        if urgent or not self._told or count == self._enough or count > self._buffer_max:
+            self._attend(urgent or count >= self._enough)
+
+    def _attend(self, urgent: bool) -> None:
+        """Something is to be done about what was put into the buffer."""
         if self._closing:
             self._count_left()
+            return
+        self._drop_oldest()
+        self._wake(urgent)
 
     def _count_left(self) -> None:
         with self._changed:
@@ -154,7 +160,7 @@ class Dispatcher:
 
     def _wake(self, urgent: bool) -> None:
         with self._changed:
-            self._told = True
+            self._told = not self._closing
             self._urgent = self._urgent or urgent
             self._changed.notify_all()
         if self._thread is None:
@@ -219,7 +225,7 @@ class Dispatcher:
         if self._thread is not None and not self._closing:
             self.flush(timeout_s)
         with self._changed:
-            self._closing = True
+            self._closing, self._told = True, False
             self._changed.notify_all()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(max(JOIN_MIN_S, deadline - time.monotonic()))
@@ -255,8 +261,7 @@ class Dispatcher:
                 call()
         self._wait()
         self._beat_if_due()
-        while self._buffer and not self._closing:
-            self._publish_some()
+        self._publish(len(self._buffer))
         with self._changed:
             self._changed.notify_all()  # whoever waits in flush
 
@@ -266,7 +271,7 @@ class Dispatcher:
             self._told = False
             if not self._buffer and not self._closing:
                 self._changed.wait(self._idle_s())
-            self._told = True  # nobody has to wake us before we look again
+            self._told = not self._closing  # nobody has to wake us before we look again
             if self._buffer and not self._urgent and not self._closing:
                 self._changed.wait(self._gather_s)
             self._urgent = False
@@ -294,8 +299,16 @@ class Dispatcher:
         if self.sends("worker"):
             self.put("worker-heartbeat", self._beat_fields())
 
-    def _publish_some(self) -> None:
+    def _publish(self, count: int) -> None:
+        """So many events; what comes meanwhile gathers, or every message would carry a few."""
+        while count > 0 and not self._closing:
+            count -= self._publish_some()
+
+    def _publish_some(self) -> int:
+        """One message; the number of events in it."""
         batch = self._take()
+        if not batch:
+            return BATCH_MAX  # dropped meanwhile
         try:
             self._outlet.publish(batch)
         except BaseException:
@@ -307,20 +320,31 @@ class Dispatcher:
         with self._changed:
             self.sent += len(batch)
             self._unsent = 0
+        return len(batch)
 
     def _take(self) -> list[Event | TaskForm]:
         """The next events that may go in one message: many of tasks, or one other."""
         buffer = self._buffer
-        batch: list[Event | TaskForm] = []
         with self._changed:
-            while buffer and len(batch) < BATCH_MAX:
-                event = buffer[0]
-                if type(event) is dict and not event["type"].startswith("task-"):
-                    if not batch:
-                        batch.append(buffer.popleft())
-                        if "lost" in event:
-                            event["lost"] = self.lost  # what was dropped since it was made, too
-                    break
-                batch.append(buffer.popleft())
+            if buffer and _goes_alone(first := buffer[0]):
+                batch = [buffer.popleft()]
+                if "lost" in first:
+                    first["lost"] = self.lost  # what was dropped since it was made, too
+            else:
+                batch = [buffer.popleft() for _ in range(min(len(buffer), BATCH_MAX))]
+                if dict in map(type, batch):  # rare: what every task tells are forms
+                    self._put_back(batch)
             self._unsent = len(batch)
         return batch
+
+    def _put_back(self, batch: list[Event | TaskForm]) -> None:
+        """Leave in the buffer what may not go with the first ones."""
+        for place, event in enumerate(batch):
+            if _goes_alone(event):
+                self._buffer.extendleft(reversed(batch[place:]))
+                del batch[place:]
+                return
+
+
+def _goes_alone(event: Event | TaskForm) -> TypeGuard[Event]:
+    return type(event) is dict and not event["type"].startswith("task-")

@@ -14,6 +14,7 @@ from umbel.wire.event_forms import TaskForm, kind_of
 from umbel.wire.events import (
     CONTENT_ENCODING,
     CONTENT_TYPE,
+    EVENT_LIMITS,
     MULTI_KEY,
     OWN_EXCHANGE,
     OWN_TYPES,
@@ -24,6 +25,9 @@ from umbel.wire.events import (
 
 if TYPE_CHECKING:
     from umbel.app.umbel import Umbel
+
+# Half of what our own readers take.
+BODY_BYTES_MAX = EVENT_LIMITS.body_bytes // 2
 
 
 def event_exchange(name: str, connection: Connection) -> Exchange:
@@ -45,10 +49,16 @@ def publish_events(
 ) -> None:
     """Publish events as peers expect them: one of its own kind alone, several of tasks as a list.
 
-    All must be of one sender. On Redis they also go to `stream`, in the same round trip.
+    All must be of one sender. A list that would be too big for readers goes out in parts. On Redis
+    they also go to `stream`, in the same round trip.
     """
     first, alone = events[0], len(events) == 1
     body = encode(first if alone else events)
+    if len(body) > BODY_BYTES_MAX and not alone:
+        middle = len(events) // 2
+        publish_events(producer, exchange, events[:middle], stream)
+        publish_events(producer, exchange, events[middle:], stream)
+        return
     address: dict[str, Any] = {
         "exchange": exchange.name,
         "routing_key": routing_key(kind_of(first)) if alone else MULTI_KEY,

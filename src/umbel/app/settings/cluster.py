@@ -256,7 +256,7 @@ EVENTS = (
     Setting(
         "event_buffer_max",
         _POSITIVE,
-        10_000,
+        20_000,
         "Events that a process keeps while the broker is away, some 1 KB each; the oldest are "
         "dropped and counted when it is full. More bridges longer outages for more memory.",
         differs="Celery keeps any number, and forgets them when it reconnects",
@@ -264,7 +264,7 @@ EVENTS = (
     Setting(
         "event_flush_interval",
         seconds(),
-        0.05,
+        0.1,
         "Seconds that task events wait for company before they are sent together: more costs "
         "less per event, less shows them sooner.",
         differs="Celery sends them at each turn of its loop",
@@ -282,8 +282,9 @@ EVENTS = (
         "event_stream_max",
         _POSITIVE,
         20_000,
-        "Entries that the stream keeps, each of 1 to 500 events of some 500 bytes; the oldest are "
-        "dropped. More bridges longer absences of recorders, for memory of the Redis server.",
+        "Entries that the stream keeps, each of the events that one process sent together, some "
+        "500 bytes each; the oldest are dropped. More bridges longer absences of recorders, for "
+        "memory of the Redis server.",
         differs="Celery keeps no events",
     ),
     Setting(
