@@ -2,7 +2,8 @@
 
 kombu writes every body as base64, for brokers that keep text. Lists of events are large, and
 Python's own way is slow. The JSON writer's is not, and gives the same text between quotes. In
-memory nothing is written at all, and bodies stay as they are.
+memory nothing is written at all, and bodies stay as they are. The tags of messages need no
+randomness from the system either, for which a thread would let go of the interpreter each time.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any, Final
 
 import msgspec
 from kombu.transport import memory
+
+from umbel.broker.ids import fresh_tag
 
 _NAME: Final = "base64"
 _encoder: Final = msgspec.json.Encoder()
@@ -42,6 +45,8 @@ def decode(text: Any) -> bytes:
 
 def quicken(channel: Any) -> None:
     """Let this channel use it, or nothing; one that writes no base64 stays as it is."""
+    if hasattr(channel, "_next_delivery_tag"):
+        channel._next_delivery_tag = fresh_tag
     if isinstance(channel, memory.Channel):
         channel.body_encoding = None  # messages say how theirs are: all consumers can read both
         return

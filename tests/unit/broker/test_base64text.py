@@ -57,6 +57,15 @@ def test_only_the_channel_that_is_told_to_uses_it(tmp_path: Path) -> None:
         assert one.encode_body(b"x", "base64") == other.encode_body(b"x", "base64")
 
 
+def test_every_message_has_a_tag_of_its_own() -> None:
+    with Connection("memory://") as connection:
+        one, other = connection.channel(), connection.channel()
+        quicken(one)
+        quicken(other)
+        tags = {channel._next_delivery_tag() for channel in (one, other) for _ in range(50)}
+    assert len(tags) == 100
+
+
 def test_in_memory_bodies_stay_as_they_are_and_everybody_reads_them() -> None:
     with Connection("memory://") as connection:
         one, other = connection.channel(), connection.channel()

@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("umbel.events")
 
-# So many task events go into one message, unless it gets too big (`outlet`).
-BATCH_MAX = 5_000
+# So many task events go into one message, unless it gets too big (`outlet`). Some 100 KB: what is
+# larger the allocator gives back to the system each time, and every page of it is made anew.
+BATCH_MAX = 400
 # What is urgent does not wait to gather company.
 URGENT_GROUPS = frozenset({"worker"})
 RETRY_MIN_S, RETRY_MAX_S = 0.2, 3.0
@@ -308,7 +309,7 @@ class Dispatcher:
         """One message; the number of events in it."""
         batch = self._take()
         if not batch:
-            return BATCH_MAX  # dropped meanwhile
+            return self._buffer_max  # all of it was dropped meanwhile
         try:
             self._outlet.publish(batch)
         except BaseException:
