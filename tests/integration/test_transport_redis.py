@@ -19,6 +19,7 @@ from tests.servers import RedisServer, wait_until
 from tests.transports import REDIS_UMBEL, Desk
 from umbel.broker.leases import disown
 from umbel.broker.redis import SentinelTransport, fetching
+from umbel.broker.redis.fetching import BATCH_MAX
 from umbel.broker.redis.ledger import Ledger
 
 Make = Callable[..., Desk]
@@ -66,16 +67,19 @@ def test_messages_are_noted_as_kombu_notes_them_under_tags_of_ours(
     assert server.zscore("unacked_index", tag) == pytest.approx(time.time(), abs=5)
 
 
-def test_a_window_is_filled_by_one_request(make: Make, server: redis.Redis) -> None:
+@pytest.mark.parametrize(("window", "requests"), [(BATCH_MAX, 1), (3 * BATCH_MAX + 1, 4)])
+def test_a_window_is_filled_by_as_few_requests_as_the_server_can_bear(
+    make: Make, server: redis.Redis, window: int, requests: int
+) -> None:
     desk = make()
     server.lpush("jobs", *[_envelope(desk, n) for n in range(500)])
-    desk.consume("jobs", prefetch=100)
+    desk.consume("jobs", prefetch=window)
     before = calls(server, "evalsha") + calls(server, "eval")
-    desk.take(100)
-    assert len(desk.seen) == 100
+    desk.take(window)
+    assert len(desk.seen) == window
     asked = calls(server, "evalsha") + calls(server, "eval") - before
-    assert asked <= 2, "one, and another one if the server did not know the script"
-    assert desk.bodies() == list(range(100))
+    assert asked <= requests + 1, "and another one if the server did not know the script"
+    assert desk.bodies() == list(range(window))
 
 
 def _envelope(desk: Desk, body: Any) -> bytes:

@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("umbel.broker")
 
-# So many messages at most come in one answer.
-BATCH_MAX = 256
+# So many messages at most come in one answer. While the server takes them it serves nobody else,
+# the tasks that use it among them: more is less work for both sides, and longer waits for others.
+BATCH_MAX = 32
 # So many where the consumer has set no window.
 BATCH_UNBOUNDED = 64
 # So many acknowledgements are sent together, and they wait for so long at most.
