@@ -4,8 +4,9 @@ A solo pool over the in-process memory transport, so that neither a network nor 
 is part of it. The contestants take turns, each in a fresh process: the raw transport (consume
 and acknowledge, nothing else), Celery, and Umbel, the latter two without and with task events
 (`-E`). What counts are the ratio of Umbel's median to Celery's, and what events leave of Umbel's
-own rate: the median of what they left in each round, whose two runs follow each other, so that a
-machine whose speed drifts weighs less. Run it on an otherwise idle machine.
+own rate. That is told in two ways, and both have to hold: as the ratio of the medians, and as the
+median of what events left in each round, whose two runs follow each other. Where the two differ
+much the machine was not quiet. Run it on an otherwise idle one.
 
     python benchmarks/overhead.py [--tasks 10000] [--rounds 11] [--json FILE]
 """
@@ -159,7 +160,8 @@ def main() -> int:
             rates[name].append(measure(name, options.tasks))
     medians = {name: statistics.median(values) for name, values in rates.items()}
     ratio = medians["umbel"] / medians["celery"]
-    told = statistics.median(map(operator.truediv, rates["umbel -E"], rates["umbel"]))
+    told = medians["umbel -E"] / medians["umbel"]
+    by_round = statistics.median(map(operator.truediv, rates["umbel -E"], rates["umbel"]))
     print(
         f"{datetime.now(UTC):%Y-%m-%d}, Python {platform.python_version()}, "
         f"{os.cpu_count()} cores, {options.tasks} tasks, median of {options.rounds} rounds"
@@ -169,11 +171,21 @@ def main() -> int:
         cost_us, raw_us = 1e6 / rate, 1e6 / medians["raw"]
         print(f"{name:10} {rate:10.0f} {cost_us:10.1f} {cost_us - raw_us:10.1f}")
     print(f"umbel / celery = {ratio:.2f} (at least {REQUIRED_RATIO})")
-    print(f"umbel -E / umbel = {told:.2f} (at least {REQUIRED_WITH_EVENTS})")
+    print(
+        f"umbel -E / umbel = {told:.2f} of the medians, {by_round:.2f} by rounds "
+        f"(at least {REQUIRED_WITH_EVENTS})"
+    )
     if options.json:
-        result = {"rates": rates, "medians": medians, "ratio": ratio, "with_events": told}
+        result = {
+            "rates": rates,
+            "medians": medians,
+            "ratio": ratio,
+            "with_events": told,
+            "with_events_by_round": by_round,
+        }
         options.json.write_text(json.dumps(result, indent=2))
-    return 0 if ratio >= REQUIRED_RATIO and told >= REQUIRED_WITH_EVENTS else 1
+    with_events = min(told, by_round)
+    return 0 if ratio >= REQUIRED_RATIO and with_events >= REQUIRED_WITH_EVENTS else 1
 
 
 if __name__ == "__main__":
