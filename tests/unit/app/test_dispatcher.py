@@ -228,6 +228,26 @@ def test_who_waits_and_who_knows_that_the_broker_is_back_cut_the_pause_short(
     assert dispatcher.lost == 0
 
 
+def test_what_comes_while_others_are_sent_gathers_again(app: Umbel) -> None:
+    app.conf.event_flush_interval = 2.0
+    dispatcher, gate = Dispatcher(app, "a@test"), Gate()
+    sizes: list[int] = []
+
+    def publish(events: list[dict[str, Any]]) -> None:
+        sizes.append(len(events))
+        if len(sizes) == 1:
+            dispatcher.send("task-x", uuid="meanwhile")
+
+    gate.may_open, gate.publish = True, publish  # type: ignore[method-assign]
+    dispatcher._outlet = gate  # type: ignore[assignment]
+    dispatcher.send("task-x", uuid="first")
+    wait_until(lambda: bool(sizes), what="the first message")
+    for number in range(20):
+        dispatcher.send("task-x", uuid=str(number))
+    dispatcher.close()
+    assert sizes == [1, 21]
+
+
 def test_what_json_can_not_hold_is_replaced_and_nothing_is_raised(app: Umbel, tap: Tap) -> None:
     with app.events.Dispatcher("a@test") as dispatcher:
         dispatcher.send(
