@@ -1,18 +1,25 @@
-"""Messages as they lie in Redis: kombu's layout, written by us.
+"""Messages as they lie in Redis: kombu's layout, written and read by us.
 
 A message is pushed to the list of its queue and priority step, in an envelope of JSON with the
 body in base64. What kombu's readers find in it is what kombu would have written. The delivery tag
 is a new one for every envelope, also where a message goes to several queues.
+
+Almost all that workers read are task messages with nothing in them that their protocol does not
+know: those are read in one go, straight into what a worker uses (`TaskEnvelope`). All others are
+for those to read who take anything (`redis.messages`).
 """
 
 from __future__ import annotations
 
 from binascii import b2a_base64
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
 
 from umbel.broker.ids import fresh_tag
 from umbel.wire.jsontext import EncodeError, dumps_json
+from umbel.wire.tasks import TaskHeader, completed
 
 if TYPE_CHECKING:
     from umbel.broker.batches import Parcel
@@ -76,3 +83,50 @@ def _common_properties(
         "body_encoding": BODY_ENCODING,
     }
     return dumps_json(common)[:-1]
+
+
+class _Header(TaskHeader, forbid_unknown_fields=True, gc=False):
+    """The headers of a task, none of which is the caller's own."""
+
+
+class _Address(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    exchange: str
+    routing_key: str
+
+
+class _Properties(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    delivery_info: _Address
+    body_encoding: Literal["base64"]
+    delivery_tag: Any = None
+    delivery_mode: Any = None
+    priority: Any = None
+    correlation_id: Any = None
+    reply_to: Any = None
+
+
+class TaskEnvelope(
+    msgspec.Struct,
+    forbid_unknown_fields=True,
+    gc=False,
+    rename={"content_type": "content-type", "content_encoding": "content-encoding"},
+):
+    """A task message; texts in it have a UTF-8 form, and the body is out of its base64."""
+
+    body: bytes
+    headers: _Header
+    properties: _Properties
+    content_type: str
+    content_encoding: str | None = None
+
+
+_decode_task: Final = msgspec.json.Decoder(TaskEnvelope).decode
+
+
+def read_task(raw: bytes) -> TaskEnvelope | None:
+    """A task message and nothing else; None for what is better read by others."""
+    try:
+        task = _decode_task(raw)
+    except (ValueError, RecursionError):
+        return None
+    completed(task.headers)
+    return task

@@ -35,7 +35,7 @@ _Seconds = (
 TimeLimit = tuple[_Seconds | None, _Seconds | None]
 
 
-class TaskHeader(msgspec.Struct, omit_defaults=True):
+class TaskHeader(msgspec.Struct, omit_defaults=True, gc=False):
     """What the headers of a task message say; only `task` and `id` are required."""
 
     task: _Name
@@ -92,10 +92,6 @@ def read_header(headers: Mapping[str, Any]) -> TaskHeader:
         header = _convert(headers, TaskHeader)
     except (msgspec.ValidationError, RecursionError) as exc:
         raise _header_refusal(headers, exc) from None
-    if header.retries is None:
-        header.retries = 0
-    if header.replaced_task_nesting is None:
-        header.replaced_task_nesting = 0
     if not (
         header.id.isascii()
         and header.task.isascii()
@@ -104,6 +100,15 @@ def read_header(headers: Mapping[str, Any]) -> TaskHeader:
         and (header.group or "").isascii()
     ):
         _check_encodable(header)
+    return completed(header)
+
+
+def completed(header: TaskHeader) -> TaskHeader:
+    """A header as it was read, with the values that a null stands for."""
+    if header.retries is None:
+        header.retries = 0
+    if header.replaced_task_nesting is None:
+        header.replaced_task_nesting = 0
     return header
 
 

@@ -24,7 +24,7 @@ _EXT_TEXT = 2
 _OUTCOME_TEXTS = ("state", "text", "traceback", "detail")
 
 
-class Order(msgspec.Struct, array_like=True):
+class Order(msgspec.Struct, array_like=True, gc=False):
     """One message to execute.
 
     `headers` are the caller's own where `header` holds the protocol's, else all of them.
@@ -67,7 +67,7 @@ class Order(msgspec.Struct, array_like=True):
         return {"reply_to": self.reply_to, "correlation_id": self.correlation_id}
 
 
-class Outcome(msgspec.Struct, array_like=True):
+class Outcome(msgspec.Struct, array_like=True, gc=False):
     """How an order ended: `text` is the repr of the result or of the exception.
 
     `clock` is that of the side that ran it, at the end; of a retry, before it was sent.

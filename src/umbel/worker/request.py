@@ -101,7 +101,8 @@ class Request:
 
     def ack(self) -> None:
         """The message is done with."""
-        self._settle("ack", self.message.ack)
+        if not self.settled:
+            self._settle("ack", self.message.ack)
 
     def reject(self, requeue: bool) -> None:
         """The message goes back to the queue, or to where dead messages go."""
@@ -151,6 +152,17 @@ class Request:
         else:
             self.worker.inbox.post(partial(self._on_finished, outcome))
 
+    def ran(self, pid: int, when: float, outcome: Outcome) -> None:
+        """Execution began, and ended by itself."""
+        if self.worker.on_loop:
+            self._on_ran(pid, when, outcome)
+        else:
+            self.worker.inbox.post(partial(self._on_ran, pid, when, outcome))
+
+    def unfit(self, exc: Exception) -> None:
+        """The pool can not take it."""
+        self.worker.report(partial(self._on_unfit, exc))
+
     def soft_limit(self, limit_s: float) -> None:
         """The soft time limit has passed."""
         logger.warning("Soft time limit (%ss) exceeded for %s[%s]", limit_s, self.name, self.id)
@@ -170,9 +182,16 @@ class Request:
     # -- on the loop thread ------------------------------------------------------------
 
     def _on_accepted(self, pid: int, when: float) -> None:
+        self.worker.tally.active[id(self)] = self
+        self._began(pid, when)
+
+    def _on_ran(self, pid: int, when: float, outcome: Outcome) -> None:
+        self._began(pid, when)
+        self._on_finished(outcome)
+
+    def _began(self, pid: int, when: float) -> None:
         self.pid, self.accepted_at = pid, when
         worker = self.worker
-        worker.tally.active[id(self)] = self
         worker.tally.started += 1
         if worker.task_events.on:
             worker.task_events.started(self, when)
@@ -217,6 +236,11 @@ class Request:
             assert state == UNDECODABLE, f"unknown outcome {state!r}"
             refusal = Refusal(outcome.detail, outcome.text)
             self.worker.receiver.refuse(self.message, refusal, request=self)
+        self.worker.released(self)
+
+    def _on_unfit(self, exc: Exception) -> None:
+        logger.error("task %s[%s] could not be started", self.name, self.id, exc_info=exc)
+        self.fail(exc)
         self.worker.released(self)
 
     def _on_hard_limit(self, limit_s: float) -> None:

@@ -32,6 +32,7 @@ from kombu.exceptions import ContentDisallowed, DecodeError
 
 from umbel.app.context import Context
 from umbel.app.trace import fail
+from umbel.broker.envelopes import TaskEnvelope
 from umbel.exceptions import MessageRefused, NotRegistered
 from umbel.wire import limits as caps
 from umbel.wire.content import ensure_accepted
@@ -72,7 +73,12 @@ class Receiver:
         for hook in worker.on_task_message:
             self._tell(hook, message)
         try:
-            self._receive(message)
+            self._check(message)
+            task = getattr(message, "task", None)
+            if task is None:
+                self._receive(message)
+            else:
+                self._proceed(message, task.headers, _order_of(task))
         except Refusal as refusal:
             self.refuse(message, refusal)
         except Exception as exc:
@@ -87,24 +93,27 @@ class Receiver:
         except Exception:
             logger.exception("a hook on task messages failed: %r", hook)
 
-    def _receive(self, message: Any) -> None:
-        headers = message.headers
-        body = message.body
-        if len(body) > self.limits.body_bytes:
+    def _check(self, message: Any) -> None:
+        if len(message.body) > self.limits.body_bytes:
             raise Refusal(
                 caps.TOO_BIG,
-                f"the body has {len(body)} bytes, the limit is {self.limits.body_bytes}: "
+                f"the body has {len(message.body)} bytes, the limit is {self.limits.body_bytes}: "
                 "send a reference to the data, or raise task_message_max_bytes",
             )
         if message.content_type not in self.accept:
             ensure_accepted(message.content_type, self.accept)
-        decoded = None
+
+    def _receive(self, message: Any) -> None:
+        """A message as kombu hands it out, of which nothing is known."""
+        headers, body, decoded = message.headers, message.body, None
         if headers and "task" in headers:
             header = read_header(headers)
         else:
             decoded = self._decode_v1(message, headers, body)
             header = read_v1(decoded)[0]
-        order = self._order(message, header, headers, body, decoded)
+        self._proceed(message, header, self._order(message, header, headers, body, decoded))
+
+    def _proceed(self, message: Any, header: TaskHeader, order: Order) -> None:
         strategy = self.strategies.get(header.task) or self._prepare(header.task)
         if strategy is None:
             self._unregistered(message, header, order)
@@ -280,9 +289,9 @@ class Strategy:
         else:
             self.typical_s = typical_s + (runtime_s - typical_s) * LEARNING
 
-    def limits(self, request: Request) -> tuple[float | None, float | None]:
+    def limits(self, header: TaskHeader) -> tuple[float | None, float | None]:
         """Soft and hard time limit of one request."""
-        given = request.header.timelimit
+        given = header.timelimit
         if given is None:
             return self.soft_s, self.hard_s
         hard, soft = given
@@ -329,22 +338,48 @@ class Strategy:
 
     def is_discarded(self, request: Request) -> bool:
         """Answer a request that is revoked or has expired; whether it was."""
-        worker = self.worker
-        revocations = worker.revocations
-        if revocations.any and revocations.revokes(request.id, request.header.stamps):
-            logger.info("Discarding revoked task: %s[%s]", request.name, request.id)
-            self._discard(request, "revoked")
-            return True
-        if request.expires is not None and datetime.now(UTC) > request.expires:
-            logger.info("Discarding expired task: %s[%s]", request.name, request.id)
-            self._discard(request, "expired")
-            return True
-        return False
+        why = self.objection(request)
+        if why is None:
+            return False
+        self.discard(request, why)
+        return True
 
-    def _discard(self, request: Request, why: str) -> None:
+    def objection(self, request: Request) -> str | None:
+        """Why a request may not run, `revoked` or `expired`; None if it may."""
+        revocations = self.worker.revocations
+        if revocations.any and revocations.revokes(request.id, request.header.stamps):
+            return "revoked"
+        if request.expires is not None and datetime.now(UTC) > request.expires:
+            return "expired"
+        return None
+
+    def discard(self, request: Request, why: str) -> None:
+        """Answer a request that may not run."""
+        logger.info("Discarding %s task: %s[%s]", why, request.name, request.id)
         self.worker.unhold(request)
         request.revoke(why)
         self.worker.tally.reserved.pop(id(request), None)
+
+
+def _order_of(task: TaskEnvelope) -> Order:
+    header, properties = task.headers, task.properties
+    address = properties.delivery_info
+    return Order(
+        header.id,
+        header.task,
+        {},
+        task.body,
+        task.content_type,
+        task.content_encoding or "utf-8",
+        address.exchange,
+        address.routing_key,
+        properties.priority,
+        False,
+        properties.reply_to,
+        properties.correlation_id,
+        None,
+        header,
+    )
 
 
 def _own(headers: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -33,7 +33,7 @@ from umbel.worker.errors import BrokerUnreachable
 from umbel.worker.inbox import Inbox
 from umbel.worker.mingling import Mingling
 from umbel.worker.options import Plan, WorkerOptions, plan_for
-from umbel.worker.pools.base import Pool, PoolClosed
+from umbel.worker.pools.base import Pool, PoolClosed, Submission
 from umbel.worker.prefetch import Prefetch
 from umbel.worker.rates import RateLimits
 from umbel.worker.request import Request, logs_results
@@ -204,37 +204,50 @@ class Worker:
         if self._dispatching or not self._ready:
             return  # an inline pool comes back here from within submit
         self._dispatching = True
+        refused: list[tuple[Request, str]] = []
         try:
-            ready, pool, revocations = self._ready, self.pool, self.revocations
-            while ready and not self.stop_wanted.is_set():
-                if self._in_pool >= pool.size and not pool.has_room():
-                    break
-                request = ready.popleft()
-                # It may have been revoked, or have expired, while it waited.
-                doubtful = revocations.any or request.expires is not None
-                if not doubtful or not request.strategy.is_discarded(request):
-                    self._submit(request)
-            pool.flush()
+            orders, pool = self._orders(refused), self.pool
+            if pool.fills:
+                pool.fill(orders)
+            else:
+                while self._in_pool < pool.size and (order := next(orders, None)) is not None:
+                    self._submit(order)
         finally:
             self._dispatching = False
+        for request, why in refused:
+            request.strategy.discard(request, why)
 
-    def _submit(self, request: Request) -> None:
-        soft_s, hard_s = request.strategy.limits(request)
-        order = request.order
-        order.clock = self.app.clock.forward()
-        order.told = self.task_events.on or logs_results()
-        self._in_pool += 1
-        self.tally.by_task[request.header.task] += 1
+    def _orders(self, refused: list[tuple[Request, str]]) -> Iterator[Submission]:
+        """What is ready, one after the other as the pool asks for it.
+
+        What was revoked, or has expired, while it waited is not among it: to be answered later.
+        """
+        ready, revocations, forward = self._ready, self.revocations, self.app.clock.forward
+        told = self.task_events.on or logs_results()
+        while ready and not self.stop_wanted.is_set():
+            request = ready.popleft()
+            strategy, header, order = request.strategy, request.header, request.order
+            if revocations.any or request.expires is not None:
+                why = strategy.objection(request)
+                if why is not None:
+                    refused.append((request, why))
+                    continue
+            order.clock = forward()
+            order.told = told
+            self._in_pool += 1
+            self.tally.by_task[header.task] += 1
+            soft_s, hard_s = strategy.limits(header)
+            yield order, request, soft_s, hard_s, strategy.typical_s
+
+    def _submit(self, submission: Submission) -> None:
+        request = cast("Request", submission[1])
         try:
-            self.pool.submit(order, request, soft_s, hard_s, request.strategy.typical_s)
+            self.pool.submit(*submission)
         except PoolClosed:
             self._in_pool -= 1
             self._ready.appendleft(request)
-        except Exception as exc:
-            self._in_pool -= 1
-            self.tally.reserved.pop(id(request), None)
-            logger.exception("task %s[%s] could not be started", request.name, request.id)
-            request.fail(exc)
+        except Exception as exc:  # noqa: BLE001 - becomes its outcome
+            request.unfit(exc)
 
     def released(self, request: Request) -> None:
         """The pool is done with the request."""

@@ -14,17 +14,23 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from umbel.exceptions import SoftTimeLimitExceeded
 from umbel.worker.inbox import Inbox
 from umbel.worker.orders import Order, Outcome
-from umbel.worker.pools.base import Pool, PoolOptions, disarm_soft_limit, pool_class
+from umbel.worker.pools.base import (
+    Pool,
+    PoolOptions,
+    Submission,
+    disarm_soft_limit,
+    pool_class,
+)
 
 WAIT_S = 20.0
-FINAL = {"finished", "hard_limit", "lost", "terminated"}
+FINAL = {"finished", "hard_limit", "lost", "terminated", "unfit"}
 Pause = Callable[[], Awaitable[None]]
 
 
@@ -48,6 +54,14 @@ class Recorder:
 
     def finished(self, outcome: Outcome) -> None:
         self._heard("finished", outcome)
+
+    def ran(self, pid: int, when: float, outcome: Outcome) -> None:
+        with self.changed:  # who looks sees both or none
+            self.accepted(pid, when)
+            self.finished(outcome)
+
+    def unfit(self, exc: Exception) -> None:
+        self._heard("unfit", exc)
 
     def hard_limit(self, limit_s: float) -> None:
         self._heard("hard_limit", limit_s)
@@ -247,7 +261,6 @@ class Bench:
         hard_s: float | None = None,
         order_id: str = "",
         expected_s: float | None = None,
-        flush: bool = True,
     ) -> Recorder:
         """Submit an order; an inline pool gets a thread to run it in."""
         recorder = Recorder()
@@ -260,9 +273,19 @@ class Bench:
             thread.start()
         else:
             self.pool.submit(order, recorder, soft_s, hard_s, expected_s)
-            if flush:
-                self.pool.flush()
         return recorder
+
+    def fill(self, orders: Iterable[Order], expected_s: float | None) -> list[Recorder]:
+        """Offer these to a pool; the watchers of those that it has asked for."""
+        asked: list[Recorder] = []
+
+        def offered() -> Iterator[Submission]:
+            for order in orders:
+                asked.append(Recorder())
+                yield order, asked[-1], None, None, expected_s
+
+        self.pool.fill(offered())
+        return asked
 
     def order(self, task: str, text: str = "", order_id: str = "") -> Order:
         return Order(

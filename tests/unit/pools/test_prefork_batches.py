@@ -13,7 +13,9 @@ import pytest
 
 from tests.unit.pools.bench import WAIT_S, Bench, Recorder, wait_until
 from tests.unit.pools.conftest import StartBench
+from umbel.worker.orders import OrderError
 from umbel.worker.pools.prefork import PreforkPool, inside
+from umbel.worker.pools.prefork.frames import PACKET_PAYLOAD_BYTES_MAX
 from umbel.worker.pools.prefork.roster import DEPTH, LOAD_S
 
 pytestmark = pytest.mark.timeout(60)
@@ -31,6 +33,12 @@ def first_child(bench: Bench) -> tuple[PreforkPool, int]:
     pool = bench.pool
     assert isinstance(pool, PreforkPool)
     return pool, pool.info()["processes"][0]
+
+
+def ready_children(bench: Bench) -> list[int]:
+    pool, _ = first_child(bench)
+    with pool._keeper.lock:
+        return [pid for pid, child in pool._roster.children.items() if child.ready]
 
 
 def rings(pool: PreforkPool) -> int:
@@ -64,6 +72,62 @@ def test_many_short_orders_cost_few_wake_ups(flavour: str, start_bench: StartBen
     assert 2 <= rings(pool) <= 5  # as it gets through with them, and at the end
     assert pool.close_and_join(WAIT_S)
     assert all(recorder.names == ["accepted", "finished"] for recorder in recorders)
+
+
+def test_a_pool_asks_for_as_many_orders_as_begin_soon(
+    flavour: str, start_bench: StartBench
+) -> None:
+    bench = start_bench(flavour, concurrency=2)
+    wait_until(lambda: len(ready_children(bench)) == 2, "both are ready")
+    long = bench.fill((bench.order("hold") for _ in range(5)), LOAD_S)
+    assert len(long) == 2
+    bench.go()
+    assert all(recorder.succeeded for recorder in long)
+    wait_until(bench.pool.has_room, "an idle child")
+    pids = first_child(bench)[0].info()["processes"]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    offered = [bench.order("echo", str(n)) for n in range(3 * DEPTH)]
+    short = bench.fill(offered, SHORT_S)
+    assert len(short) == 2 * DEPTH
+    assert not bench.pool.has_room()
+    assert bench.fill(offered, SHORT_S) == []
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    assert [recorder.outcome.text for recorder in short] == [str(n) for n in range(2 * DEPTH)]
+    assert len({recorder.wait_for("accepted") for recorder in short}) == 2
+    assert bench.pool.close_and_join(WAIT_S)
+    assert bench.fill(offered, SHORT_S) == []
+
+
+def test_an_order_that_can_not_be_handed_over_is_unfit_and_the_others_run(
+    flavour: str, start_bench: StartBench
+) -> None:
+    bench = start_bench(flavour, concurrency=1)
+    wait_until(bench.pool.has_room, "a child that is ready")
+    orders = [bench.order("echo", str(n)) for n in range(3)]
+    orders[1].headers["odd"] = object()
+    before, unfit, after = bench.fill(orders, SHORT_S)
+    name, exc = unfit.wait_final()
+    assert (name, type(exc)) == ("unfit", OrderError)
+    assert before.outcome.text == "0"
+    assert after.outcome.text == "2"
+    assert unfit.names == ["unfit"]
+
+
+def test_an_order_of_several_packets_is_filled_in_too(
+    flavour: str, start_bench: StartBench
+) -> None:
+    bench = start_bench(flavour, concurrency=1)
+    wait_until(bench.pool.has_room, "a child that is ready")
+    large = "x" * (3 * PACKET_PAYLOAD_BYTES_MAX)
+    waiting = [bench.order("echo", text) for text in ("a", large, "b", large)]
+    texts: list[str] = []
+    while waiting:
+        taken = bench.fill(waiting, SHORT_S)
+        del waiting[: len(taken)]
+        texts += [recorder.outcome.text for recorder in taken]
+    assert texts == ["a", large, "b", large]
 
 
 def test_an_order_that_begins_right_behind_another_is_known_as_begun(
@@ -138,20 +202,16 @@ def test_what_a_child_has_read_with_others_is_recalled_and_sent_again(
     pool = bench.pool
     rounds, left = 20, 3
     for n in range(rounds):
-        first = bench.submit("echo", order_id=f"first-{n}", expected_s=SHORT_S, flush=False)
-        held = bench.submit("hold", order_id=f"held-{n}", expected_s=SHORT_S, flush=False)
-        behind = [
-            bench.submit("count", order_id=f"{n}-{k}", expected_s=SHORT_S, flush=False)
-            for k in range(10)
-        ]
-        pool.flush()  # all of these in one packet
+        counts = [bench.order("count", order_id=f"{n}-{k}") for k in range(10)]
+        short, long = bench.order("echo"), bench.order("hold", order_id=f"held-{n}")
+        wait_until(pool.has_room, "a child that is ready")
+        # The first one alone, and all others in one packet.
+        first, held, *behind = bench.fill([short, long, *counts], SHORT_S)
         held.wait_for("accepted")
         assert pool.recall() == behind
         again = [
-            bench.submit("count", order_id=f"{n}-{k}", expected_s=SHORT_S, flush=False)
-            for k in range(left)
+            bench.submit("count", order_id=f"{n}-{k}", expected_s=SHORT_S) for k in range(left)
         ]
-        pool.flush()
         bench.go(f"held-{n}")
         assert first.succeeded
         assert held.succeeded
@@ -174,7 +234,6 @@ def test_whatever_is_taken_back_while_children_go_on_runs_once(
         for _ in range(min(random.randint(1, 40), len(waiting))):
             name = waiting.popleft()
             pool.submit(bench.order("count", order_id=name), recorders[name], None, None, SHORT_S)
-        pool.flush()
         time.sleep(random.random() * 0.003)
         waiting.extendleft(names[id(one)] for one in reversed(pool.recall()))
     assert all(recorder.succeeded for recorder in recorders.values())

@@ -233,9 +233,9 @@ def test_time_limits_apply_to_the_next_task(worker: Worker) -> None:
     request = next(iter(worker.tally.reserved.values()))
     done = {"ok": "time limits set successfully"}
     assert run(worker, "time_limit", task_name="plain", soft=3, hard="9") == done
-    assert strategy.limits(request) == (3.0, 9.0)
+    assert strategy.limits(request.header) == (3.0, 9.0)
     assert run(worker, "time_limit", task_name="plain", soft=None, hard=None) == done
-    assert strategy.limits(request) == (None, None)
+    assert strategy.limits(request.header) == (None, None)
     run(worker, "time_limit", task_name="add", hard=4)  # of which no message has come yet
     receive(worker, "add", 1, 1)
     assert worker.receiver.strategies["add"].hard_s == 4.0

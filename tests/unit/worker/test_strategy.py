@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -131,8 +132,8 @@ def test_limits_of_the_call_go_over_those_of_the_task(worker: Worker) -> None:
     worker.receiver(task_message("late"))
     worker.receiver(task_message("late", time_limit=7))
     plain, called = worker._ready
-    assert plain.strategy.limits(plain) == (3, 9)
-    assert called.strategy.limits(called) == (3, 7)
+    assert plain.strategy.limits(plain.header) == (3, 9)
+    assert called.strategy.limits(called.header) == (3, 7)
 
 
 def test_what_is_expected_of_a_task_is_the_mean_of_the_last_ones(worker: Worker) -> None:
@@ -153,16 +154,13 @@ def test_what_is_expected_of_a_task_is_the_mean_of_the_last_ones(worker: Worker)
 class Hand:
     """A pool of one that takes three and begins none of them."""
 
-    size, inline, on_loop = 1, False, True
+    size, inline, on_loop, fills = 1, False, True, True
 
     def __init__(self) -> None:
         self.taken: list[Any] = []
 
-    def submit(self, order: Any, watcher: Any, *limits: Any) -> None:
-        self.taken.append(watcher)
-
-    def flush(self) -> None:
-        """All of it was taken at once."""
+    def fill(self, orders: Any) -> None:
+        self.taken += [watcher for _, watcher, *_ in itertools.islice(orders, 3 - len(self.taken))]
 
     def has_room(self) -> bool:
         return len(self.taken) < 3

@@ -51,6 +51,7 @@ class Channel(kombu_redis.Channel):
         self.ledger = Ledger()
         self.consumers: dict[str, tuple[Callable[[Any], Any], bool]] = {}
         self.inflates = True  # compressed bodies, as kombu does
+        self.receiver: Callable[[Any], None] | None = None  # of messages, past kombu's consumers
         self.slack: int | None = None  # messages that may be missing without anything idling
         self.batch_min = 0  # room that is worth a request
         self._gathers = self._hurries = False

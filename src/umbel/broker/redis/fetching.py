@@ -356,6 +356,7 @@ class Fetcher:
         window = channel.qos.prefetch_count
         # When so few are left it is time to ask for more.
         low = window - max(1, channel.batch_min) if window else -1
+        asks = self._line is not None and not self._asking
         try:
             while arrived:
                 arrival = arrived.popleft()
@@ -364,9 +365,9 @@ class Fetcher:
                     self._homeless.append(arrival)
                     continue
                 self._hand_over(arrival, *consumer)
-                line, left = self._line, len(delivered) + len(arrived)
-                if left <= low and line is not None and not self._asking:
-                    self._send(line, time.monotonic())  # before the rest is run
+                if asks and len(delivered) + len(arrived) <= low and self._line is not None:
+                    self._send(self._line, time.monotonic())  # before the rest is run
+                    asks = not self._asking
         finally:
             self._delivering = False
         if self._homeless:
@@ -386,7 +387,7 @@ class Fetcher:
         else:
             channel.qos._delivered[tag] = message
         self.delivered_count += 1
-        callback(message)
+        (channel.receiver or callback)(message)
 
 
 def untouched(arrivals: list[Arrival]) -> list[Return]:

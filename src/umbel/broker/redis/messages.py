@@ -11,6 +11,7 @@ from kombu.compression import decompress
 from kombu.message import Message
 
 from umbel.broker import base64text
+from umbel.broker.envelopes import TaskEnvelope, read_task
 from umbel.broker.messages import Unreadable
 
 _decode = msgspec.json.Decoder().decode
@@ -18,58 +19,79 @@ _decode = msgspec.json.Decoder().decode
 _PLAIN_ENCODINGS = frozenset({None, "", "utf-8"})
 
 
+class _Told:
+    """What kombu's messages have as mappings; of a task it is read when somebody asks for it."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, message: ListMessage | None, owner: type | None = None) -> Any:
+        if message is None:
+            return self
+        if message.told is None:
+            message.told = _mappings(_decode(message.raw))
+        return message.told[self._name]
+
+
 class ListMessage(Message):
     """A message from a list: kombu's, with its own place on the server.
 
     `raw` is the envelope as it lay in the list `key` of `queue`; `delivery_tag` is the name of its
-    note. The tag inside of the envelope is its sender's and means nothing here.
+    note. The tag inside of the envelope is its sender's and means nothing here. `task` is what
+    was read of it, where it is a plain task message.
     """
 
     if not TYPE_CHECKING:  # which knows nothing of the slots of kombu's class
-        __slots__ = ("key", "queue", "raw")
+        __slots__ = ("key", "queue", "raw", "task", "told")
     errors: Any = ()
+    accept = None
+    headers = _Told()
+    properties = _Told()
+    delivery_info = _Told()
 
     def __init__(self, raw: bytes, tag: str, queue: str, key: str, channel: Any) -> None:
+        self.raw, self.queue, self.key = raw, queue, key
+        self.channel = channel
+        self.delivery_tag = tag
+        self._decoded_cache = None
+        self._state = "RECEIVED"
+        self.task: TaskEnvelope | None = read_task(raw)
+        self.told: dict[str, Any] | None = None
+        if self.task is not None:
+            self.content_type = self.task.content_type
+            self.content_encoding = self.task.content_encoding
+            self.body = self.task.body
+            compression = self.task.headers.compression
+        else:
+            compression = self._read(raw)
+        if compression is not None and channel.inflates:
+            self._inflate(compression)
+
+    def _read(self, raw: bytes) -> Any:
+        """Whatever is in the envelope; the method that its body was compressed with."""
         try:
             envelope = _decode(raw)
         except (ValueError, RecursionError):
             envelope = _decoded_leniently(raw)
         try:
-            properties = envelope["properties"]
-            body = envelope.get("body")
-            info = properties["delivery_info"]
-            headers = envelope.get("headers") or {}
-            info["exchange"], info["routing_key"]  # whoever settles it asks for them
-            encoding = properties.get("body_encoding")
+            self.told = _mappings(envelope)
+            self.content_type = envelope.get("content-type")
+            self.content_encoding = envelope.get("content-encoding")
+            body, encoding = envelope.get("body"), self.properties.get("body_encoding")
             if encoding == "base64" and body:
                 body = base64text.decode(body)
             elif encoding not in _PLAIN_ENCODINGS and body:
-                body = channel.decode_body(body, encoding)
-            if isinstance(body, str):
-                body = body.encode()
-            headers.get("compression")
+                body = self.channel.decode_body(body, encoding)
+            self.body = body.encode() if isinstance(body, str) else body
+            return self.headers.get("compression")
         except Exception as exc:
             raise Unreadable(f"{type(exc).__name__}: {exc}") from exc
-        self.raw, self.queue, self.key = raw, queue, key
-        self.channel = channel
-        self.delivery_tag = tag
-        self.delivery_info = info
-        self.properties = properties
-        self.headers = headers
-        self.content_type = envelope.get("content-type")
-        self.content_encoding = envelope.get("content-encoding")
-        self.body = body
-        self.accept = None
-        self._decoded_cache = None
-        self._state = "RECEIVED"
-        if channel.inflates and "compression" in headers:
-            self._inflate(headers["compression"])
 
     def ack(self, multiple: bool = False) -> None:
         """The message is done with."""
         if self._state != "RECEIVED" or self.channel is None:
             super().ack(multiple)  # which says what is wrong
-        self.channel.basic_ack(self.delivery_tag)
+        self.channel.qos.ack(self.delivery_tag)
         self._state = "ACK"
 
     def _inflate(self, method: Any) -> None:
@@ -77,6 +99,17 @@ class ListMessage(Message):
             self.body = decompress(self.body, method)
         except Exception:  # noqa: BLE001 - told by whoever reads the message, as kombu's are
             self.errors = [sys.exc_info()]
+
+
+def _mappings(envelope: Any) -> dict[str, Any]:
+    properties = envelope["properties"]
+    info = properties["delivery_info"]
+    info["exchange"], info["routing_key"]  # whoever settles it asks for them
+    return {
+        "headers": envelope.get("headers") or {},
+        "properties": properties,
+        "delivery_info": info,
+    }
 
 
 def _decoded_leniently(raw: bytes) -> Any:

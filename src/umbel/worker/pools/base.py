@@ -1,8 +1,10 @@
 """The contract between the consumer and whatever runs its orders.
 
-`Pool.submit` hands over one order together with its watcher. The watcher hears `accepted` when the
-order begins to run, then exactly one final call: `finished`, `hard_limit`, `lost` or `terminated`.
-`accepted` precedes every final call, except `terminated` and `lost` of an order that never began.
+`Pool.submit` hands over one order together with its watcher; `Pool.fill` as many as there is room
+for. The watcher hears `accepted` when the order begins to run, then exactly one final call:
+`finished`, `hard_limit`, `lost` or `terminated`. `accepted` precedes every final call, except
+`terminated` and `lost` of an order that never began. A pool that learns of beginning and end at
+once says both with one call, `ran`. An order that `fill` can not hand over ends with `unfit`.
 When `terminate` has returned no watcher is called any more: those messages belong to the broker
 again.
 A watcher that raises is logged and does not disturb the pool.
@@ -21,7 +23,7 @@ import importlib
 import logging
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -57,6 +59,12 @@ class Watcher(Protocol):
     def finished(self, outcome: Outcome) -> None:
         """Final: the order ended by itself."""
 
+    def ran(self, pid: int, when: float, outcome: Outcome) -> None:
+        """Final: `accepted` and `finished` in one."""
+
+    def unfit(self, exc: Exception) -> None:
+        """Final: the order can not be handed to where it would run."""
+
     def hard_limit(self, limit_s: float) -> None:
         """Final: the hard limit has passed and the order was ended."""
 
@@ -65,6 +73,10 @@ class Watcher(Protocol):
 
     def terminated(self, signum: int) -> None:
         """Final: it was ended because `cancel` was called."""
+
+
+# An order, its watcher, soft and hard limit, and how long such orders take, where that is known.
+Submission = tuple[Order, Watcher, float | None, float | None, float | None]
 
 
 def _nothing() -> None:
@@ -105,6 +117,7 @@ class Pool(ABC):
     name: ClassVar[str]
     green: ClassVar[bool] = False
     inline: ClassVar[bool] = False
+    fills: ClassVar[bool] = False  # knows itself how many orders it has room for: `fill`
     on_loop: bool = False  # watchers are called on the thread of `PoolOptions.loop`
 
     def __init__(self, options: PoolOptions) -> None:
@@ -132,8 +145,12 @@ class Pool(ABC):
         `expected_s` is how long such orders take: several short ones may be put into one hand.
         """
 
-    def flush(self) -> None:  # noqa: B027 - most send at once
-        """Called when nothing more is submitted for now: several orders may be sent together."""
+    def fill(self, orders: Iterator[Submission]) -> None:
+        """Take as many of these as would begin soon; what there is no room for is not asked for.
+
+        Pools that `fills` is true of have it. `orders` is asked with a lock of the pool's held.
+        """
+        raise NotImplementedError(f"the {self.name} pool takes orders one by one")
 
     def has_room(self) -> bool:
         """Whether one more order would begin soon although `size` of them have not ended."""

@@ -90,6 +90,8 @@ def _prepare(channel: Any, parent: Any) -> None:
         channel.auto_decode = False
     if hasattr(channel, "use"):
         channel.use(parent.ledger)
+    if hasattr(channel, "receiver"):  # kombu's consumer would only pass them on
+        channel.receiver = parent.worker.receiver
     if not parent.worker.inline:
         if hasattr(channel, "gather_acks"):
             channel.gather_acks()

@@ -74,6 +74,11 @@ class Job:
         """Needs several packets, so it cannot be taken back."""
         return len(self.data) > frames.PACKET_PAYLOAD_BYTES_MAX
 
+    @property
+    def is_special(self) -> bool:
+        """Somebody has to see to it while it runs."""
+        return self.cancelled is not None or self.soft_s is not None or self.hard_s is not None
+
     def due(self, now: float) -> bool:
         """One of its limits has passed."""
         soft_at, hard_at = self.soft_at, self.hard_at
@@ -202,6 +207,19 @@ class Child:
             self.drop(job.seq)
         return taken
 
+    def begin(self, seq: int, when: float) -> Job:
+        """It has begun this order."""
+        job = self.running = self.held[seq]
+        self.started_any = True
+        job.begin(when)
+        return job
+
+    def end(self, seq: int) -> Job:
+        """It is through with this order."""
+        self.running = None
+        self.served += 1
+        return self.drop(seq)
+
     def drop(self, seq: int) -> Job:
         """Forget an order that it does not hold any more."""
         job = self.held.pop(seq)
@@ -258,8 +276,9 @@ class Child:
             with contextlib.suppress(OSError):
                 self.near.shutdown(socket.SHUT_WR)
 
-    def frames(self, to_the_end: bool) -> Iterator[tuple[int, int, bytes]]:
-        """What it has said since the last call; never waits. `to_the_end` is for a dead one."""
+    def listen(self, to_the_end: bool) -> Iterator[list[frames.Frame]]:
+        """What it has said since the last call, in parts; never waits. `to_the_end` is for a dead
+        one."""
         while self.results_open:
             try:
                 data = os.read(self.results_fd, _READ_BYTES)
@@ -269,7 +288,7 @@ class Child:
                 self.results_open = False
                 return
             self.full = False
-            yield from self._reader.feed(data)
+            yield self._reader.feed(data)
             if not to_the_end and len(data) < _READ_BYTES:
                 return  # if more has come it has rung again
 

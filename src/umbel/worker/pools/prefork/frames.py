@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 # Well below the 208 KiB that a Unix socket buffers by default, so that several fit.
 PACKET_PAYLOAD_BYTES_MAX = 60_000
@@ -32,6 +33,7 @@ _PACKET = struct.Struct("!BQ")
 _ORDER = struct.Struct("!QBI")
 _FRAME = struct.Struct("!IBQ")
 _WHEN = struct.Struct("!d")
+_ACCEPTED = struct.Struct("!IBQd")
 PACKET_HEADER_BYTES = _PACKET.size
 ORDER_HEADER_BYTES = _ORDER.size
 PACKET_BYTES_MAX = PACKET_HEADER_BYTES + ORDER_HEADER_BYTES + PACKET_PAYLOAD_BYTES_MAX
@@ -42,6 +44,10 @@ READY = 1  # the child is up
 ACCEPTED = 2  # payload: monotonic time
 FINISHED = 3  # payload: outcome
 FINISHED_LAST = 4  # the same, and the child leaves: it will accept nothing more
+
+
+# Kind, sequence number, and the payload: of `ACCEPTED` the time, of others bytes.
+Frame = tuple[int, int, Any]
 
 
 class BrokenFrame(Exception):
@@ -101,13 +107,7 @@ def frame(kind: int, seq: int, payload: bytes = b"") -> bytes:
 
 def accepted_frame(seq: int, when: float) -> bytes:
     """The frame that claims an order."""
-    return _FRAME.pack(_WHEN.size, ACCEPTED, seq) + _WHEN.pack(when)
-
-
-def accepted_when(payload: bytes) -> float:
-    """The time in an `ACCEPTED` frame."""
-    (when,) = _WHEN.unpack(payload)
-    return float(when)
+    return _ACCEPTED.pack(_WHEN.size, ACCEPTED, seq, when)
 
 
 class FrameReader:
@@ -116,11 +116,12 @@ class FrameReader:
     def __init__(self) -> None:
         self._rest = b""
 
-    def feed(self, data: bytes) -> list[tuple[int, int, bytes]]:
-        """The frames that are complete now: kind, sequence number, payload."""
+    def feed(self, data: bytes) -> list[Frame]:
+        """The frames that are complete now."""
         if self._rest:
             data = self._rest + data
-        found, start, size, head = [], 0, len(data), _FRAME.size
+        found: list[Frame] = []
+        start, size, head = 0, len(data), _FRAME.size
         while size - start >= head:
             length, kind, seq = _FRAME.unpack_from(data, start)
             if length > FRAME_PAYLOAD_BYTES_MAX or not READY <= kind <= FINISHED_LAST:
@@ -129,6 +130,9 @@ class FrameReader:
             if size < begin + length:
                 break
             start = begin + length
-            found.append((kind, seq, data[begin:start]))
+            if kind == ACCEPTED:
+                found.append((kind, seq, _WHEN.unpack_from(data, begin)[0]))
+            else:
+                found.append((kind, seq, data[begin:start]))
         self._rest = data[start:]
         return found

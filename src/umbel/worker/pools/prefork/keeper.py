@@ -17,12 +17,13 @@ import select
 import signal
 import threading
 from collections import deque
+from collections.abc import Iterable, Iterator
 from time import monotonic, sleep
 
 from umbel.worker.orders import decode_outcome
 from umbel.worker.pools.base import PoolOptions, logger, watcher_failed
 from umbel.worker.pools.prefork import frames, inside
-from umbel.worker.pools.prefork.child import Child
+from umbel.worker.pools.prefork.child import Child, Job
 from umbel.worker.pools.prefork.nursery import Nursery
 from umbel.worker.pools.prefork.roster import LOAD_S, Call, Roster
 
@@ -106,6 +107,13 @@ class Keeper:
                 child.look_at = None  # it rang long ago, so it will ring for the first of these
             self._has_more(child)
 
+    def fill(self, jobs: Iterator[Job]) -> None:
+        """Have children begin as many of these as they have room for."""
+        self.roster.fill(jobs, self.send)
+        self.send()
+        if self.roster.queue:
+            self.wake()  # only the keeper can wait for a socket to take more
+
     def _has_more(self, child: Child) -> None:
         """The child holds orders that have not begun: it may begin one without ringing for it, or
         be kept from it for too long."""
@@ -153,43 +161,48 @@ class Keeper:
     def _listen(self, child: Child, to_the_end: bool = False) -> None:
         """Read what the child said."""
         try:
-            for kind, seq, payload in child.frames(to_the_end):
-                self._heard(child, kind, seq, payload)
+            for said in child.listen(to_the_end):
+                self._hear(child, said)
         except Exception:  # noqa: BLE001 - whatever a broken pipe may hold
             # Something else wrote into it: the child cannot be believed any more.
             logger.exception("pool process %d sent rubbish and is killed", child.pid)
             child.results_open = False
             child.signal(signal.SIGKILL)
 
-    def _heard(self, child: Child, kind: int, seq: int, payload: bytes) -> None:
-        roster = self.roster
-        if kind == frames.READY:
-            child.ready = True
-            return
-        job = child.held[seq]
-        if kind == frames.ACCEPTED:
-            when = frames.accepted_when(payload)
-            child.running = job
-            child.started_any = True
-            self.accepted_count += 1
+    def _hear(self, child: Child, said: Iterable[frames.Frame]) -> None:
+        calls, pid = self.roster.calls, child.pid
+        begun: Job | None = None  # whose watcher has yet to be told
+        for kind, seq, content in said:
+            if kind == frames.ACCEPTED:
+                begun = child.begin(seq, content)
+                self.accepted_count += 1
+                if begun.is_special:
+                    self._attend(child, begun)
+                continue
+            if kind == frames.READY:
+                child.ready = True
+                continue
+            job, outcome = child.end(seq), decode_outcome(content)
+            if job is begun:
+                calls.append((job.watcher.ran, (pid, job.began, outcome)))
+                begun = None
+            else:
+                calls.append((job.watcher.finished, (outcome,)))
+            if kind == frames.FINISHED_LAST:
+                child.leaving = True
+                self.roster.requeue(child.let_go())
+        if begun is not None:
+            calls.append((begun.watcher.accepted, (pid, begun.began)))
+        if child.started_any:
             self._nursery.thrives()
-            job.begin(when)
-            roster.calls.append((job.watcher.accepted, (child.pid, when)))
-            if job.cancelled is not None:
-                roster.strike_cancelled(child)
-            if job.soft_at is not None:
-                self._hasten(job.soft_at)
-            if job.hard_at is not None:
-                self._hasten(job.hard_at)
-            return
-        outcome = decode_outcome(payload)
-        child.drop(seq)
-        child.running = None
-        child.served += 1
-        roster.calls.append((job.watcher.finished, (outcome,)))
-        if kind == frames.FINISHED_LAST:
-            child.leaving = True
-            roster.requeue(child.let_go())
+
+    def _attend(self, child: Child, job: Job) -> None:
+        """An order has begun that has limits, or was cancelled meanwhile."""
+        if job.cancelled is not None:
+            self.roster.strike_cancelled(child)
+        for due in (job.soft_at, job.hard_at):
+            if due is not None:
+                self._hasten(due)
 
     def _gather_calls(self) -> None:
         calls = self.roster.calls

@@ -11,10 +11,11 @@ from __future__ import annotations
 import itertools
 import signal
 import threading
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from umbel.worker.orders import Order
-from umbel.worker.pools.base import Pool, PoolClosed, PoolOptions, Watcher, notify
+from umbel.worker.orders import Order, OrderError
+from umbel.worker.pools.base import Pool, PoolClosed, PoolOptions, Submission, Watcher, notify
 from umbel.worker.pools.prefork.child import Job
 from umbel.worker.pools.prefork.keeper import Keeper
 from umbel.worker.pools.prefork.nursery import check_platform
@@ -28,6 +29,7 @@ class PreforkPool(Pool):
     """Runs each order in one of `size` child processes."""
 
     name: ClassVar[str] = "prefork"
+    fills: ClassVar[bool] = True
 
     def __init__(self, options: PoolOptions) -> None:
         check_platform()
@@ -60,29 +62,54 @@ class PreforkPool(Pool):
         expected_s: float | None = None,
     ) -> None:
         """Send the order to a child with room, or queue it; `OrderError` if it cannot be sent."""
-        cost_s = LOAD_S if expected_s is None or expected_s > LOAD_S else expected_s
-        job = Job(next(self._numbers), order, watcher, soft_s, hard_s, cost_s)
+        job = self._job(order, watcher, soft_s, hard_s, expected_s)
         keeper = self._keeper
         with self._lock:
-            if keeper.closing or keeper.terminated:
+            if self._is_closed:
                 raise PoolClosed(f"order {order.id} came after the prefork pool was closed")
             queue = self._roster.queue
             if job.bulky:
                 queue.append(job)
                 keeper.wake()  # only the keeper can wait for a socket to take more
-            elif queue:
+            elif queue or self._roster.place(job) is None:
                 queue.append(job)
             else:
-                child = self._roster.place(job)
-                if child is None:
-                    queue.append(job)
-                elif len(child.held) == 1:
-                    keeper.send()  # it waits for something to do
+                keeper.send()
 
-    def flush(self) -> None:
-        """Send what was submitted to children that have something to do."""
+    def fill(self, orders: Iterator[Submission]) -> None:
+        """Send to each child as many orders as it has room for, many in one packet."""
+        unfit: list[tuple[Watcher, OrderError]] = []
         with self._lock:
-            self._keeper.send()
+            if not self._is_closed:
+                self._keeper.fill(self._jobs(orders, unfit))
+        for watcher, exc in unfit:
+            notify(watcher.unfit, exc)
+
+    def _jobs(
+        self, orders: Iterator[Submission], unfit: list[tuple[Watcher, OrderError]]
+    ) -> Iterator[Job]:
+        for one in orders:
+            try:
+                job = self._job(*one)
+            except OrderError as exc:
+                unfit.append((one[1], exc))
+            else:
+                yield job
+
+    def _job(
+        self,
+        order: Order,
+        watcher: Watcher,
+        soft_s: float | None,
+        hard_s: float | None,
+        expected_s: float | None,
+    ) -> Job:
+        cost_s = LOAD_S if expected_s is None or expected_s > LOAD_S else expected_s
+        return Job(next(self._numbers), order, watcher, soft_s, hard_s, cost_s)
+
+    @property
+    def _is_closed(self) -> bool:
+        return self._keeper.closing or self._keeper.terminated
 
     def has_room(self) -> bool:
         """Whether some child has so little to do that one more order would begin soon."""

@@ -13,9 +13,10 @@ Bookkeeping without threads or clocks; the pool calls it with its lock held. Rul
 
 from __future__ import annotations
 
+import heapq
 import signal
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from umbel.worker.pools.prefork import inside
@@ -50,18 +51,40 @@ class Roster:
     @property
     def has_room(self) -> bool:
         """Whether some child would begin one more order soon."""
+        return not self.queue and any(True for _ in self._open_children())
+
+    def fill(self, jobs: Iterator[Job], send: Callable[[], None]) -> None:
+        """Give to each child as much as it may have, in the order of `jobs`; see `place`.
+
+        `send` is called for who waits for something to do; for the others the caller does.
+        """
         if self.queue:
-            return False
-        for child in self.children.values():  # noqa: SIM110 - asked for every order
+            return
+        # The one that has least to do is first; numbers of processes tell equal ones apart.
+        able = [(child.load_s, child.pid, child) for child in self._open_children()]
+        heapq.heapify(able)
+        while able:
+            child = able[0][2]
+            job = next(jobs, None)
+            if job is None:
+                return
+            if job.bulky:
+                self.queue.append(job)  # until the keeper has looked for an idle child
+                return
+            child.give(job)
+            if len(child.held) == 1:
+                send()
             if child.is_open(self._depth(child), LOAD_S):
-                return True
-        return False
+                heapq.heapreplace(able, (child.load_s, child.pid, child))
+            else:
+                heapq.heappop(able)
+
+    def _open_children(self) -> Iterator[Child]:
+        return (one for one in self.children.values() if one.is_open(self._depth(one), LOAD_S))
 
     def place(self, job: Job) -> Child | None:
-        """Give the order to the child with the least to do; None when none has room.
-
-        `send` tells it, at once if it waits for orders.
-        """
+        """Give the order to the child with the least to do, which `send` tells; None when none
+        has room."""
         chosen: Child | None = None
         for child in self.children.values():
             if child.is_open(self._depth(child), LOAD_S):
