@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from kombu.transport import virtual
+
 
 class Unreadable(ValueError):
     """What was in the queue is no message: it has no tag by which it could be settled."""
@@ -20,8 +22,10 @@ class Unreadable(ValueError):
 def leave_compressed(channel: Any) -> None:
     """Let `channel` hand out messages whose bodies are still compressed."""
     base = channel.Message
-    if hasattr(channel, "inflates"):  # ours, whose messages from lists are of another class
+    if hasattr(channel, "inflates"):  # ours, whose own messages look at it
         channel.inflates = False
+        if not issubclass(base, virtual.Message):
+            return
 
     class CompressedMessage(base):  # type: ignore[misc, valid-type]
         """A message whose body is as it was sent."""

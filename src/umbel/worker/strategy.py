@@ -73,7 +73,10 @@ class Receiver:
         for hook in worker.on_task_message:
             self._tell(hook, message)
         try:
-            self._check(message)
+            if len(message.body) > self.limits.body_bytes:
+                raise _too_big(message.body, self.limits)
+            if message.content_type not in self.accept:
+                ensure_accepted(message.content_type, self.accept)
             task = getattr(message, "task", None)
             if task is None:
                 self._receive(message)
@@ -92,16 +95,6 @@ class Receiver:
             hook(message)
         except Exception:
             logger.exception("a hook on task messages failed: %r", hook)
-
-    def _check(self, message: Any) -> None:
-        if len(message.body) > self.limits.body_bytes:
-            raise Refusal(
-                caps.TOO_BIG,
-                f"the body has {len(message.body)} bytes, the limit is {self.limits.body_bytes}: "
-                "send a reference to the data, or raise task_message_max_bytes",
-            )
-        if message.content_type not in self.accept:
-            ensure_accepted(message.content_type, self.accept)
 
     def _receive(self, message: Any) -> None:
         """A message as kombu hands it out, of which nothing is known."""
@@ -306,6 +299,7 @@ class Strategy:
             if left_s > 0:
                 self.worker.hold(request, min(left_s, HOLD_MAX_S), self.proceed)
                 return
+        self.worker.unhold(request)
         self._admit(request)
 
     def enter(self, request: Request) -> None:
@@ -314,12 +308,11 @@ class Strategy:
             self.worker.ready(request)
 
     def _admit(self, request: Request) -> None:
-        worker = self.worker
-        if worker.rates.lanes:
-            worker.unhold(request)
-            worker.rates.admit(self.task.name, request)
+        rates = self.worker.rates
+        if rates.lanes:
+            rates.admit(self.task.name, request)
         else:
-            worker.ready(request)
+            self.worker.ready(request)
 
     def _note_revoked(self, request: Request) -> None:
         """A revocation lasts as long as what it revokes."""
@@ -386,6 +379,14 @@ def _own(headers: Any) -> dict[str, Any]:
     if not headers or headers.keys() <= HEADER_FIELDS:
         return {}
     return user_headers(headers)
+
+
+def _too_big(body: Any, limits: caps.Limits) -> Refusal:
+    return Refusal(
+        caps.TOO_BIG,
+        f"the body has {len(body)} bytes, the limit is {limits.body_bytes}: "
+        "send a reference to the data, or raise task_message_max_bytes",
+    )
 
 
 def _size(body: Any) -> int:

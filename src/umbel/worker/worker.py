@@ -193,8 +193,7 @@ class Worker:
     # -- requests: ready, held, running, released --------------------------------------
 
     def ready(self, request: Request) -> None:
-        """The request may run as soon as the pool has room."""
-        self.unhold(request)
+        """The request, which waits for nothing else, may run as soon as the pool has room."""
         self._ready.append(request)
         if not self.gathers or self._in_pool < self.pool.size:
             self.dispatch()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 from amqp import spec
@@ -43,7 +44,8 @@ class BufferedMessage(pyamqp.Message):
         properties = raw.properties
         headers = properties.get("application_headers")
         unreadable = getattr(raw, "unreadable", None)
-        if options or unreadable is not None or (headers and "compression" in headers):
+        inflated = headers and "compression" in headers and channel.inflates
+        if options or unreadable is not None or inflated:
             super().__init__(raw, channel=channel, **options)
             if unreadable is not None:
                 self.errors.append(_as_raised(unreadable))
@@ -67,6 +69,8 @@ class BufferedChannel(BoundedChannel):
     """A channel of a `BufferedConnection`."""
 
     Message = BufferedMessage
+    inflates = True  # compressed bodies, as kombu does
+    receiver: Callable[[Any], None] | None = None  # of messages, past kombu's consumers
 
     def __init__(self, connection: Any, *args: Any, **options: Any) -> None:
         self._ledger = Ledger()
@@ -97,8 +101,10 @@ class BufferedChannel(BoundedChannel):
         if callback is None:
             logger.warning("a message for consumer %s, which is gone, goes back", consumer_tag)
             self.basic_reject(info["delivery_tag"], requeue=True)
-            return
-        callback(message)
+        elif self.receiver is not None and message.unreadable is None:
+            self.receiver(BufferedMessage(message, self))
+        else:
+            callback(message)
 
     def basic_consume(
         self, queue: str = "", consumer_tag: str = "", *args: Any, **options: Any

@@ -91,11 +91,15 @@ class Channel(kombu_redis.Channel):
         if fetcher is not None:
             fetcher.close()
 
-    @property
-    def gathers(self) -> bool:
-        """Whether an acknowledgement that is made now may wait."""
-        fetcher = self.fetcher
-        return fetcher is not None and (self._gathers or fetcher.delivering)
+    def settle(self, tag: str) -> None:
+        """A message is done with; see the module's text."""
+        fetcher, delivered = self.fetcher, self.qos._delivered
+        if fetcher is not None and (self._gathers or fetcher.delivering):
+            delivered.pop(tag, None)
+            fetcher.ack(tag)
+        else:
+            self.forget([tag])
+            delivered.pop(tag, None)
 
     # -- giving back ---------------------------------------------------------------------------
 

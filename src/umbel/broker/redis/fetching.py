@@ -63,7 +63,7 @@ class Fetcher:
         self._begin = 0
         self._names: list[str] = []  # of queues
         self._requests: Requests | None = None  # about them, when prepared
-        self._delivering = False
+        self.delivering = False  # a message is being handed over right now: `turn` comes soon
         self._homeless: list[Arrival] = []
         self._complained = False
         self.delivered_count = 0
@@ -90,11 +90,6 @@ class Fetcher:
                 self._send_acks(self._line, time.monotonic())
         elif self._owing_since is None:
             self._owe()
-
-    @property
-    def delivering(self) -> bool:
-        """Whether a message is being handed over right now: `turn` comes soon."""
-        return self._delivering
 
     # -- what the loop tells -------------------------------------------------------------------
 
@@ -348,9 +343,9 @@ class Fetcher:
 
     def _deliver(self) -> None:
         """Hand over what has arrived; what a callback raises leaves the rest for the next turn."""
-        if self._delivering:
+        if self.delivering:
             return
-        self._delivering = True
+        self.delivering = True
         channel, ledger = self._channel, self._ledger
         arrived, consumers, delivered = ledger.arrived, channel.consumers, channel.qos._delivered
         window = channel.qos.prefetch_count
@@ -369,7 +364,7 @@ class Fetcher:
                     self._send(self._line, time.monotonic())  # before the rest is run
                     asks = not self._asking
         finally:
-            self._delivering = False
+            self.delivering = False
         if self._homeless:
             homeless, self._homeless = self._homeless, []
             ledger.returns[:0] = untouched(homeless)  # before what is older

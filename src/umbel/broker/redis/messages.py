@@ -89,9 +89,10 @@ class ListMessage(Message):
 
     def ack(self, multiple: bool = False) -> None:
         """The message is done with."""
-        if self._state != "RECEIVED" or self.channel is None:
+        channel = self.channel
+        if self._state != "RECEIVED" or channel is None:
             super().ack(multiple)  # which says what is wrong
-        self.channel.qos.ack(self.delivery_tag)
+        channel.settle(self.delivery_tag)
         self._state = "ACK"
 
     def _inflate(self, method: Any) -> None:

@@ -31,13 +31,7 @@ class QoS(kombu_redis.QoS):
 
     def ack(self, delivery_tag: str) -> None:
         """The message is done with."""
-        channel = self.channel
-        if channel.gathers:
-            self._delivered.pop(delivery_tag, None)
-            channel.fetcher.ack(delivery_tag)
-        else:
-            channel.forget([delivery_tag])
-            self._delivered.pop(delivery_tag, None)
+        self.channel.settle(delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """The message goes behind all others of its queue, or away."""

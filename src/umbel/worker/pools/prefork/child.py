@@ -30,6 +30,7 @@ class Job:
 
     __slots__ = (
         "began",
+        "bulky",
         "cancelled",
         "cost_s",
         "data",
@@ -61,6 +62,8 @@ class Job:
         self.hard_s = hard_s
         self.cost_s = cost_s  # how long it may keep a child, as far as anybody knows
         self.data = encode_order(order if order.decoded is None else portable(order))
+        # Needs several packets, so it cannot be taken back.
+        self.bulky = len(self.data) > frames.PACKET_PAYLOAD_BYTES_MAX
         self.began: float | None = None  # monotonic, once accepted
         self.soft_at: float | None = None  # monotonic, once accepted
         self.hard_at: float | None = None
@@ -68,11 +71,6 @@ class Job:
         self.over_limit = False  # its child was killed for the hard limit
         self.cancelled: int | None = None  # the signal asked for
         self.struck = False  # that signal was sent
-
-    @property
-    def bulky(self) -> bool:
-        """Needs several packets, so it cannot be taken back."""
-        return len(self.data) > frames.PACKET_PAYLOAD_BYTES_MAX
 
     @property
     def is_special(self) -> bool:

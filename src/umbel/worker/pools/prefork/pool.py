@@ -88,9 +88,10 @@ class PreforkPool(Pool):
     def _jobs(
         self, orders: Iterator[Submission], unfit: list[tuple[Watcher, OrderError]]
     ) -> Iterator[Job]:
+        make = self._job
         for one in orders:
             try:
-                job = self._job(*one)
+                job = make(*one)
             except OrderError as exc:
                 unfit.append((one[1], exc))
             else:
