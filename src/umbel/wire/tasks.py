@@ -19,7 +19,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from umbel.wire.compression import decompress
-from umbel.wire.content import as_bytes, decode, ensure_accepted
+from umbel.wire.content import JSON, as_bytes, decode, ensure_accepted
 from umbel.wire.limits import DEFAULT_LIMITS, INVALID_TASK, UNKNOWN_MESSAGE, Limits, Refusal
 from umbel.wire.redaction import redacted_repr
 from umbel.wire.reprs import safe_repr
@@ -73,6 +73,17 @@ class TaskBody(msgspec.Struct):
     chord: dict[str, Any] | None = None
     hybrid: dict[str, Any] | None = None  # the whole mapping, for `hybrid_header`
 
+
+class _Nothing(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """What follows most tasks."""
+
+    callbacks: None = None
+    errbacks: None = None
+    chain: None = None
+    chord: None = None
+
+
+_decode_short: Final = msgspec.json.Decoder(tuple[list[Any], dict[str, Any], _Nothing]).decode
 
 HEADER_FIELDS: Final[frozenset[str]] = frozenset(TaskHeader.__struct_fields__)
 """Header names that belong to the protocol; all others are the caller's own."""
@@ -133,6 +144,10 @@ def read_body(
     limits: Limits = DEFAULT_LIMITS,
 ) -> TaskBody:
     """The arguments and follow-ups of a message that has a `task` header."""
+    if content_type == JSON and not compression and len(body) <= limits.depth:
+        found = _read_short(body, accept, limits)
+        if found is not None:
+            return found
     if compression:
         ensure_accepted(content_type, accept)
         body = decompress(as_bytes(body, limits), compression, limits.body_bytes)
@@ -152,6 +167,19 @@ def read_body(
         INVALID_TASK,
         f"the task body must be [args, kwargs, embed], got {redacted_repr(decoded, 80)}",
     )
+
+
+def _read_short(body: Any, accept: frozenset[str], limits: Limits) -> TaskBody | None:
+    """A body that has nothing in it but arguments, and is too short to exceed a limit."""
+    if type(body) is not bytes or JSON not in accept or len(body) > limits.integer_digits:
+        return None
+    if b"__type__" in body:
+        return None
+    try:
+        args, kwargs, _ = _decode_short(body)
+    except (ValueError, RecursionError):
+        return None
+    return TaskBody(args, kwargs)
 
 
 def hybrid_header(headers: Mapping[str, Any], hybrid: Mapping[str, Any]) -> TaskHeader:

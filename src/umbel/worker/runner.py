@@ -64,7 +64,7 @@ class Runner:
         started = time.monotonic()
         self._witness(order)
         try:
-            tracer = self._tracer(order.task)
+            tracer = self._tracers.get(order.task) or self._tracer(order.task)
             request, body = self.open(order)
         except Refusal as refusal:
             return _refused(refusal)
@@ -84,7 +84,7 @@ class Runner:
         started = time.monotonic()
         self._witness(order)
         try:
-            tracer = self._tracer(order.task)
+            tracer = self._tracers.get(order.task) or self._tracer(order.task)
             request, body = self.open(order)
         except Refusal as refusal:
             return _refused(refusal)
@@ -115,16 +115,13 @@ class Runner:
         return task is not None and task.is_async
 
     def _tracer(self, name: str) -> Tracer:
-        tracer = self._tracers.get(name)
-        if tracer is None:
-            task = self.app.tasks[name]
-            tracer = self._tracers[name] = tracer_class(self.app)(
-                task,
-                self.app,
-                self.hostname,
-                after_body=disarm_soft_limit,
-                ended_by=(OrderEnded, *_GREENLET_EXIT),
-            )
+        tracer = self._tracers[name] = tracer_class(self.app)(
+            self.app.tasks[name],
+            self.app,
+            self.hostname,
+            after_body=disarm_soft_limit,
+            ended_by=(OrderEnded, *_GREENLET_EXIT),
+        )
         return tracer
 
     def _unopened(self, order: Order, exc: Exception, started: float) -> Outcome:

@@ -147,7 +147,7 @@ class _Desk:
             self._unsent += frames.accepted_frame(seq, monotonic())
             self._flush()
             # After the write: who is held up here rings, and what was written before is looked at.
-            if rings or self._unheard_s() > QUIET_S:
+            if rings or self._is_unheard():
                 self._ring()
             outcome = self._perform(seq, data)
             if os.getpid() != self._pid:
@@ -249,10 +249,10 @@ class _Desk:
         self._waiting.append((number, True, bytes(parts)))
         return True
 
-    def _unheard_s(self) -> float:
-        """For how long the parent may not have known what was said."""
-        (heard,) = HEARD.unpack_from(self._cell, HEARD_AT)
-        return monotonic() - max(heard, self._rang)
+    def _is_unheard(self) -> bool:
+        """Whether the parent may not have known what was said for too long."""
+        since = monotonic() - QUIET_S
+        return self._rang < since and HEARD.unpack_from(self._cell, HEARD_AT)[0] < since
 
     def _flush(self) -> None:
         unsent = self._unsent
