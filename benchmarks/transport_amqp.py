@@ -30,6 +30,7 @@ from umbel.broker.batches import Parcel
 
 WINDOWS = (64, 256)
 KINDS = ("umbel", "pyamqp")
+REPLY_TO = str(uuid.uuid4())  # one client sends all of them
 # Processor time per message, py-amqp's over ours.
 REQUIRED = {"consume, window 64": 2.5, "consume, window 256": 2.5, "publish": 1.5, "batch": 4.0}
 
@@ -47,7 +48,7 @@ def parcel(number: int) -> Parcel:
     body = (
         b'[[%d], {}, {"callbacks": null, "errbacks": null, "chain": null, "chord": null}]' % number
     )
-    properties = {"correlation_id": id_, "reply_to": id_, "delivery_mode": 1, "priority": 0}
+    properties = {"correlation_id": id_, "reply_to": REPLY_TO, "delivery_mode": 1, "priority": 0}
     return Parcel(body, headers, properties, "application/json", "utf-8", "", "bench")
 
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 BODY_ENCODING: Final = "base64"
 _FORM: Final = "json"  # of a letterhead: its fields without the closing brace
+_COMMON: Final = frozenset({"reply_to", "delivery_mode", "priority"})
+_USUAL: Final = _COMMON | {"correlation_id"}
 
 
 def envelope(parcel: Parcel) -> bytes:
@@ -55,19 +57,23 @@ def _headers(parcel: Parcel) -> bytes:
 
 
 def _properties(parcel: Parcel) -> bytes:
-    own = dict(parcel.properties)
-    own["delivery_tag"] = fresh_tag()
+    given = parcel.properties
+    get = given.get
     try:
         common = _common_properties(
             parcel.exchange,
             parcel.routing_key,
-            own.pop("reply_to", None),
-            own.pop("delivery_mode", None),
-            own.pop("priority", None),
+            get("reply_to"),
+            get("delivery_mode"),
+            get("priority"),
         )
     except TypeError:  # something that is no key of a dictionary, and no property either
-        raise EncodeError(f"cannot write the properties {parcel.properties!r} as json") from None
-    return b"%b,%b" % (common, dumps_json(own)[1:])
+        raise EncodeError(f"cannot write the properties {given!r} as json") from None
+    if given.keys() == _USUAL:  # the id alone is left
+        own = b'"correlation_id":%b' % dumps_json(get("correlation_id"))
+        return b'%b,%b,"delivery_tag":"%b"}' % (common, own, fresh_tag().encode())
+    rest = {name: value for name, value in given.items() if name not in _COMMON}
+    return b"%b,%b" % (common, dumps_json({**rest, "delivery_tag": fresh_tag()})[1:])
 
 
 @lru_cache(maxsize=1024, typed=True)
