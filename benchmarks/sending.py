@@ -36,8 +36,8 @@ from umbel import Umbel
 
 BROKERS = ("redis", "rabbitmq")
 WAYS = ("one", "many")
-# Which ratio to Celery's is held to at least so much. `make bench` holds `send_many` on Redis to 20,
-# with calls that have no arguments and in more time; here two numbers are passed, in short rounds.
+# Which ratio to Celery's is held to at least so much. `make bench` holds `send_many` on Redis to
+# 20, with calls without arguments and for longer; here two numbers are passed, in short rounds.
 REQUIRED = {
     "redis": {"one": ("ratio", 2.0), "many": ("ratio", 15.0)},
     "rabbitmq": {"one": ("ratio", 2.0), "many": ("cpu_ratio", 8.0)},
