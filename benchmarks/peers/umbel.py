@@ -1,4 +1,4 @@
-"""Umbel, as a user gets it; the window is the fastest one of three, as with Celery."""
+"""Umbel, as a user gets it; the window, and whether processes are bound to CPUs, as is fastest."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ PACKAGE = "umbel"
 LABEL = "Umbel"
 BROKERS = ("redis", "amqp")
 ACKS = "before the task, after it with `acks_late`"
-ROUGH_PER_S = 6000
-VARIANTS = ("prefetch 64", "prefetch 256", "defaults")
+ROUGH_PER_S = 9000
+BOUND = ", CPU affinity"
+VARIANTS = (
+    "prefetch 64", "prefetch 256", f"prefetch 64{BOUND}", f"prefetch 256{BOUND}", "defaults",
+)  # fmt: skip
 EVENTS = ["-E"]
 
 app = Umbel("bench", broker=os.environ["BENCH_BROKER"])
@@ -41,5 +44,7 @@ def spread(kind: str, count: int, queues: list[str]) -> None:
 def workers(variant: str, processes: int) -> list[list[str]]:
     """One worker, prefork."""
     command = ["-m", "umbel", "-A", "benchmarks.peers.umbel", "worker", "-c", str(processes)]
-    prefetch = variant.removeprefix("prefetch ")
+    if variant.endswith(BOUND):
+        command.append("--cpu-affinity")
+    prefetch = variant.removesuffix(BOUND).removeprefix("prefetch ")
     return [command if variant == "defaults" else [*command, "--prefetch-multiplier", prefetch]]

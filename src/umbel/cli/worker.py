@@ -115,6 +115,7 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
 )
 @_option("--time-limit", type=_SECONDS, help="Seconds after which a task is ended.")
 @_option("--soft-time-limit", type=_SECONDS, help="Seconds after which a task is told to end.")
+@_option("--cpu-affinity", is_flag=True, help="Bind each pool process to a CPU of its own.")
 @_option("--max-tasks-per-child", type=_POSITIVE, help="Replace a pool process after so many.")
 @_option(
     "--max-memory-per-child",
@@ -171,6 +172,7 @@ def worker(
     include: list[str],
     optimization: str | None,
     task_events: bool,
+    cpu_affinity: bool,
     quiet: bool,
     no_color: bool,
     show_blueprint: str | None,
@@ -185,7 +187,9 @@ def worker(
     if include:
         app.conf.update(include=[*(app.conf.include or ()), *include])
     apps.load_modules(app)
-    options = WorkerOptions(task_events=task_events or None, **given)
+    options = WorkerOptions(
+        task_events=task_events or None, cpu_affinity=cpu_affinity or None, **given
+    )
     if show_blueprint is not None:
         from umbel.worker.drawing import FORMATS, drawings_of
 

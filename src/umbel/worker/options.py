@@ -23,6 +23,7 @@ class WorkerOptions:
     queues: list[str] = field(default_factory=list)
     exclude_queues: list[str] = field(default_factory=list)
     prefetch_multiplier: int | None = None
+    cpu_affinity: bool | None = None
     time_limit: float | None = None
     soft_time_limit: float | None = None
     max_tasks_per_child: int | None = None
@@ -47,6 +48,7 @@ class Plan:
     pool: str
     concurrency: int
     prefetch_multiplier: int
+    cpus: tuple[int, ...]  # that pool processes are bound to, one each; none: to no one
     time_limit_s: float | None
     soft_time_limit_s: float | None
     max_tasks_per_child: int | None
@@ -89,6 +91,15 @@ def expanded(path: str | None, node: str) -> str | None:
     return out
 
 
+def _cpus() -> tuple[int, ...]:
+    """The CPUs that this process may use."""
+    if not hasattr(os, "sched_setaffinity"):
+        raise ImproperlyConfigured(
+            "processes can not be bound to CPUs on this system: leave out worker_cpu_affinity"
+        )
+    return tuple(sorted(os.sched_getaffinity(0)))
+
+
 def plan_for(app: Umbel, options: WorkerOptions) -> Plan:
     """Fill in the settings; refuses what can not work."""
     conf = app.conf
@@ -118,6 +129,7 @@ def plan_for(app: Umbel, options: WorkerOptions) -> Plan:
         pool=pool,
         concurrency=1 if pool == "solo" else int(concurrency),
         prefetch_multiplier=int(multiplier or 0),
+        cpus=_cpus() if pick(options.cpu_affinity, "worker_cpu_affinity") else (),
         time_limit_s=hard,
         soft_time_limit_s=soft,
         max_tasks_per_child=int(tasks) if tasks else None,

@@ -50,6 +50,7 @@ OWN = {
     "task_message_max_integer_digits",
     "task_redact_names",
     "task_trace_spans",
+    "worker_cpu_affinity",
     "worker_gossip_interval",
     "worker_gossip_queue_ttl",
     "worker_heartbeat_interval",

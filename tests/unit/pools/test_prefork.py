@@ -158,6 +158,41 @@ def test_a_child_leaves_when_it_has_grown_too_big(start_bench: StartBench) -> No
     assert bench.submit("echo").wait_for("accepted") != small[0]
 
 
+def test_children_are_bound_to_cpus_in_turn_and_so_is_who_follows_one(
+    start_bench: StartBench,
+) -> None:
+    cpus = sorted(os.sched_getaffinity(0))[:2]
+    bench = start_bench("prefork", concurrency=2 * len(cpus), cpus=cpus)
+    assert bench.submit("echo").succeeded
+
+    def bound() -> list[set[int]]:
+        return sorted((os.sched_getaffinity(pid) for pid in pids(bench)), key=min)
+
+    expected = [{cpu} for cpu in cpus for _ in range(2)]
+    wait_until(lambda: bound() == expected, "all are bound")
+    for victim in pids(bench)[::2]:
+        os.kill(victim, signal.SIGKILL)
+        wait_until(lambda gone=victim: gone not in pids(bench), "it is gone")  # type: ignore[misc]
+        wait_until(lambda: bound() == expected, "as before")
+    assert os.sched_getaffinity(0) >= set(cpus)
+
+
+def test_a_cpu_that_may_not_be_used_binds_nobody_and_says_so(
+    start_bench: StartBench, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    handler = logging.FileHandler(log)
+    logging.getLogger("umbel.pool").addHandler(handler)
+    try:
+        bench = start_bench("prefork", concurrency=1, cpus=[100_000])
+        assert bench.submit("echo").succeeded
+        assert os.sched_getaffinity(pids(bench)[0]) == os.sched_getaffinity(0)
+        assert "is not bound to CPU 100000" in log.read_text()
+    finally:
+        logging.getLogger("umbel.pool").removeHandler(handler)
+        handler.close()
+
+
 def test_what_was_inherited_is_let_go(start_bench: StartBench) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 import pytest
@@ -49,3 +50,17 @@ def test_a_soft_limit_that_is_not_below_the_hard_one_is_refused() -> None:
     app = Umbel("plan", set_as_current=False, task_time_limit=5)
     with pytest.raises(ImproperlyConfigured, match="not below the hard time limit"):
         plan_for(app, WorkerOptions(pool="threads", soft_time_limit=5))
+
+
+def test_processes_are_bound_to_the_cpus_that_the_worker_may_use_if_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    app = Umbel("plan", set_as_current=False)
+    assert plan_for(app, WorkerOptions()).cpus == ()
+    own = tuple(sorted(os.sched_getaffinity(0)))
+    assert plan_for(app, WorkerOptions(cpu_affinity=True)).cpus == own
+    app.conf.worker_cpu_affinity = True
+    assert plan_for(app, WorkerOptions()).cpus == own
+    monkeypatch.delattr(os, "sched_setaffinity")
+    with pytest.raises(ImproperlyConfigured, match="leave out worker_cpu_affinity"):
+        plan_for(app, WorkerOptions())

@@ -49,6 +49,15 @@ WORKER = (
         "tasks, less leaves long ones to idle workers. 1 for long tasks; 0 is no bound at all.",
     ),
     Setting(
+        "worker_cpu_affinity",
+        BOOL,
+        False,
+        "Bind each pool process to a CPU of its own, shared in turn if there are more processes. "
+        "Short tasks run faster on a machine that does nothing else; whatever else runs on a CPU "
+        "holds up the process that is bound to it, and threads of a task share that one CPU.",
+        differs="Umbel's own",
+    ),
+    Setting(
         "worker_max_tasks_per_child",
         optional(_POSITIVE),
         None,

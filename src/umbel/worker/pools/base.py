@@ -23,7 +23,7 @@ import importlib
 import logging
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -92,6 +92,8 @@ class PoolOptions:
     run_async: Callable[[Order], Awaitable[Outcome]] | None = None
     """asyncio only: awaited for the orders of which `is_async` is true."""
     is_async: Callable[[Order], bool] | None = None
+    cpus: Sequence[int] = ()
+    """prefork only: each child is bound to one of these CPUs, the one with the fewest children."""
     max_tasks_per_child: int | None = None
     """prefork only: a child is replaced after so many orders; caps leaks, costs a fork each."""
     max_memory_per_child_kib: int | None = None

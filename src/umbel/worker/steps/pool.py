@@ -31,6 +31,7 @@ class PoolStep(Step):
                 run=runner,
                 run_async=runner.run_async,
                 is_async=runner.is_async,
+                cpus=plan.cpus,
                 max_tasks_per_child=plan.max_tasks_per_child,
                 max_memory_per_child_kib=plan.max_memory_per_child_kib,
                 child_ending=flusher(parent.app),

@@ -100,8 +100,10 @@ class Child:
         bell_fd: int,
         tokens_fd: int,
         cell: mmap.mmap,
+        cpu: int | None = None,
     ) -> None:
         self.pid = pid
+        self.cpu = cpu  # that it is bound to
         self.born = monotonic()
         self.pidfd = _pidfd(pid)
         self.near = near

@@ -67,11 +67,14 @@ def live(
     bell_fd: int,
     tokens_fd: int,
     cell: mmap.mmap,
+    cpu: int | None,
 ) -> NoReturn:
     """Be a pool child; never returns into the code of the parent."""
     code = EXIT_START_FAILED
     try:
         _tie_to_parent(parent_pid)
+        if cpu is not None:
+            _bind(cpu)
         _forget_begun_imports()
         desk = _Desk(options, orders, results_fd, bell_fd, tokens_fd, cell)
         _reset_signals(desk)
@@ -283,6 +286,14 @@ def _tie_to_parent(parent_pid: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
         os._exit(0)
+
+
+def _bind(cpu: int) -> None:
+    """Run on this CPU alone, if it may still be used."""
+    try:
+        os.sched_setaffinity(0, {cpu})
+    except OSError as exc:
+        logger.warning("pool process %d is not bound to CPU %d: %s", os.getpid(), cpu, exc)
 
 
 def _reset_signals(desk: _Desk) -> None:

@@ -293,7 +293,7 @@ class Keeper:
         elif self.closing:
             wanted = min(wanted, len(self.roster.queue))
         while len(self._children) < wanted and monotonic() >= self._nursery.not_before:
-            child = self._nursery.birth()
+            child = self._nursery.birth(self._children.values())
             if child is not None:
                 self._children[child.pid] = child
                 self._watched[child.bell_fd] = child

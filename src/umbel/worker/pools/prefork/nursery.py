@@ -13,6 +13,8 @@ import signal
 import socket
 import sys
 import warnings
+from collections import Counter
+from collections.abc import Collection
 from time import monotonic
 
 from umbel.exceptions import ImproperlyConfigured
@@ -34,10 +36,12 @@ class Nursery:
         self._reasons: set[str] = set()
         self.not_before = 0.0  # monotonic: no birth until then
 
-    def birth(self) -> Child | None:
+    def birth(self, siblings: Collection[Child]) -> Child | None:
         """Fork a child; None when the system refused, which counts as a failed start."""
+        taken = Counter(child.cpu for child in siblings)
+        cpu = min(self._options.cpus, key=taken.__getitem__, default=None)
         try:
-            return fork_child(self._options)
+            return fork_child(self._options, cpu)
         except OSError as exc:
             self._failed(f"cannot fork: {exc}")
             return None
@@ -72,8 +76,8 @@ def check_platform() -> None:
         )
 
 
-def fork_child(options: PoolOptions) -> Child:
-    """A new child process; OSError when there can be none."""
+def fork_child(options: PoolOptions, cpu: int | None = None) -> Child:
+    """A new child process, bound to this CPU; OSError when there can be none."""
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     results_fd, write_fd = os.pipe()
     bell_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -89,10 +93,10 @@ def fork_child(options: PoolOptions) -> Child:
             os.close(fd)
         raise
     if pid == 0:
-        inside.live(options, parent_pid, far, write_fd, bell_fd, tokens_fd, cell)
+        inside.live(options, parent_pid, far, write_fd, bell_fd, tokens_fd, cell, cpu)
     os.close(write_fd)
     far.close()
-    return Child(pid, near, results_fd, bell_fd, tokens_fd, cell)
+    return Child(pid, near, results_fd, bell_fd, tokens_fd, cell, cpu)
 
 
 def _fork() -> int:
