@@ -45,6 +45,8 @@ _FIELDS: Final = {
     "replaced_task_nesting": "replaced_task_nesting",
 }
 _PATIENCE: Final = frozenset({"retry", "retry_policy"})
+# Options that every call in a batch has, or may have, and that steer nothing.
+_PLAIN: Final = frozenset({"task_id", "reply_to", "root_id", "parent_id"})
 _RARE: Final = frozenset({*_TIMES, *_STAMPS, *_FIELDS})
 KNOWN_OPTIONS = frozenset(
     {
@@ -79,22 +81,29 @@ def prepare(
     options: Mapping[str, Any],
     task: Task | None,
     ignore_result: bool | None = None,
+    known: dict[str, Form] | None = None,
 ) -> Call:
     """Turn one call into a message; raises before anything is sent if an option is wrong.
 
     `ignore_result` is for options that say nothing of it; None on the wire lets the worker's task
-    decide.
+    decide. `known` are the forms of calls by name that are prepared together with this one.
     """
     args = () if args is None else args
     kwargs = {} if kwargs is None else kwargs
-    if not options.keys() <= KNOWN_OPTIONS:
+    is_plain = options.keys() <= _PLAIN
+    if not is_plain and not options.keys() <= KNOWN_OPTIONS:
         _check_spelling(name, options)
-    form = app.forms.find(name, args, kwargs, options, task, ignore_result)
+    form = known.get(name) if is_plain and known is not None else None
+    if form is None:
+        form = app.forms.find(name, args, kwargs, options, task, ignore_result)
+        if is_plain and known is not None and app.forms.are_kept:
+            known[name] = form
     if form.more:
+        is_plain = False
         options = {**form.more, **{n: v for n, v in options.items() if v is not None}}
     get = options.get
     task_id, root_id, parent_id = _lineage(name, options)
-    is_usual = _RARE.isdisjoint(options)
+    is_usual = is_plain or _RARE.isdisjoint(options)
     times = form.times if is_usual else _times(app, name, options, form.times)
     properties = properties_of(
         task_id,
@@ -120,7 +129,7 @@ def prepare(
             own["parent_id"] = parent_id
         if not is_usual:
             _add_fields(own, options, times)
-        embed = None if _LINKS.isdisjoint(options) else _embed(options)
+        embed = None if is_plain or _LINKS.isdisjoint(options) else _embed(options)
         message = form.writer.write(own, args, kwargs, properties, embed, get("headers"))
     if times.destination is not form.times.destination:
         to = times.destination
@@ -128,7 +137,7 @@ def prepare(
     ignored = form.ignore_result
     if ignored is None and task is not None:
         ignored = task.ignores_result
-    is_patient_as_usual = _PATIENCE.isdisjoint(options)
+    is_patient_as_usual = is_plain or _PATIENCE.isdisjoint(options)
     policy = None if is_patient_as_usual else _own_policy(app, options)
     return Call(task_id, message, times.destination, policy, bool(ignored), parent_id, name)
 
@@ -139,16 +148,21 @@ def prepare_signature(app: Umbel, sig: Mapping[str, Any]) -> Call:
 
 
 def prepare_checked(
-    app: Umbel, name: str, args: Any, kwargs: Any, options: Mapping[str, Any]
+    app: Umbel,
+    name: str,
+    args: Any,
+    kwargs: Any,
+    options: Mapping[str, Any],
+    known: dict[str, Form] | None = None,
 ) -> Call:
     """Turn a call by name into a message, its arguments checked if the task is known here."""
     task = app.tasks.get(name)
     args, kwargs = args or (), kwargs or {}
     if task is None:
-        return prepare(app, name, args, kwargs, options, None)
+        return prepare(app, name, args, kwargs, options, None, None, known)
     if task.typing:
         task.check_arguments(args, kwargs)
-    return prepare(app, name, args, kwargs, options, task, task.ignores_result)
+    return prepare(app, name, args, kwargs, options, task, task.ignores_result, known)
 
 
 def _check_spelling(name: str, options: Mapping[str, Any]) -> None:

@@ -120,6 +120,11 @@ class Forms:
         form = kept.forms[key] = self._make(name, args, kwargs, steering, task, ignore_result)
         return form
 
+    @property
+    def are_kept(self) -> bool:
+        """Whether a form depends on nothing but the name, the task and the steering options."""
+        return self._kept.by_table
+
     def policy(self) -> RetryPolicy:
         """How patiently messages are sent, as the settings say; they may be altered in place."""
         conf = self._app.conf

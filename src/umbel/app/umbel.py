@@ -25,6 +25,7 @@ from umbel.app.canvas import Signature, chunks, signature
 from umbel.app.canvas.plan import Plan
 from umbel.app.commands import Commands
 from umbel.app.conf import Conf
+from umbel.app.context import current_request
 from umbel.app.declaring import adopt, make_task, register
 from umbel.app.forms import Forms
 from umbel.app.modules import ModuleLoader
@@ -243,9 +244,10 @@ class Umbel:
             (one.clone() if one["subtask_type"] else one).plan(plan, (), {}, {}) for one in chosen
         ]
         plan.carry_out()
-        for one, (_, first) in zip(chosen, planned, strict=True):
-            if one.options.get("add_to_parent", True):
-                add_to_caller(first)
+        if current_request() is not None:
+            for one, (_, first) in zip(chosen, planned, strict=True):
+                if one.options.get("add_to_parent", True):
+                    add_to_caller(first)
         return [result for result, _ in planned]
 
     def publish_many(self, batch: Sequence[calls.Call]) -> None:

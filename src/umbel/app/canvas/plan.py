@@ -17,6 +17,7 @@ from umbel.exceptions import ImproperlyConfigured
 
 if TYPE_CHECKING:
     from umbel.app.canvas.signature import Signature
+    from umbel.app.forms import Form
     from umbel.app.results import AsyncResult, GroupResult
     from umbel.app.umbel import Umbel
 
@@ -41,15 +42,20 @@ class Plan:
     """The calls (name, args, kwargs, options) and chords of one `apply_async`."""
 
     app: Umbel
+    reply_to: str = field(init=False)  # of calls that do not say
     calls: list[tuple[str, Any, Any, dict[str, Any]]] = field(default_factory=list)
     chords: list[ChordStart] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.reply_to = self.app.reply_to
 
     def carry_out(self) -> None:
         """Announce the chords, then publish every message in one batch.
 
         Everything is encoded first: what can not be sent leaves nothing behind.
         """
-        batch = [prepare_checked(self.app, *call) for call in self.calls]
+        forms: dict[str, Form] = {}
+        batch = [prepare_checked(self.app, *call, forms) for call in self.calls]
         backend = self.app.backend
         for start in self.chords:
             if start.structure is not None:

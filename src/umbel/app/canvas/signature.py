@@ -139,7 +139,7 @@ class Signature(dict[str, Any]):
         if not task_id:
             merged["task_id"] = task_id = fresh_id()
         if "reply_to" not in merged:
-            merged["reply_to"] = plan.app.reply_to
+            merged["reply_to"] = plan.reply_to
         plan.calls.append((self["task"], args, kwargs, merged))
         result = AsyncResult(task_id, None, plan.app)
         return Planned(result, result)
