@@ -171,6 +171,7 @@ def test_the_timeline_draws_all_bars_and_pans_smoothly(page: Any, busy: Cluster)
     page.click("#fit")
     wait_until(lambda: told("drawn") >= TASKS, 15, "the bars to be drawn")
     shot(page, "timeline")
+    page.keyboard.press("-")  # room at both sides: all stay in view while it pans
     panned = page.evaluate(PAN)
     (SHOTS / "timeline.json").write_text(json.dumps(panned))
     page.click("#mode-logical")
@@ -220,7 +221,7 @@ def test_the_timeline_draws_all_bars_and_pans_smoothly(page: Any, busy: Cluster)
     shot(page, "timeline-causes")
     # Of three seconds the best, as a busy machine is not the page's affair.
     assert max(panned["frames_per_s"]) >= 30, panned
-    assert panned["bars_min"] >= 0.95 * TASKS  # some leave at the edge
+    assert panned["bars_min"] >= TASKS
 
 
 PAN = """async () => {
@@ -230,7 +231,7 @@ PAN = """async () => {
     const began = await frame();
     let frames = 0, now = began;
     while (now - began < 1000) {
-      const key = frames % 2 ? 'ArrowRight' : 'ArrowLeft';  // to and fro: all stay in view
+      const key = bars.length % 2 ? 'ArrowRight' : 'ArrowLeft';  // to and fro
       const before = canvas.dataset.frames;
       document.dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true}));
       do { now = await frame(); } while (canvas.dataset.frames === before);
