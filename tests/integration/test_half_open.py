@@ -126,7 +126,7 @@ def test_a_half_open_connection_is_found_within_twice_the_heartbeat(
     began = time.monotonic()
     assert bench.proxy.swallow(to_server=to_server) >= 1
     meanwhile = bench.send("note", "meanwhile")
-    wait_until(lambda: tally.connections_lost, 4 * HEARTBEAT_S, "the loss to be noticed")
+    wait_until(lambda: losses.at, 4 * HEARTBEAT_S, "the loss to be noticed")
     found_s = losses.at[0] - began
     assert found_s < 2 * HEARTBEAT_S, f"found after {found_s:.2f} s"
     bench.inside.wait_until_ready()

@@ -114,10 +114,12 @@ class Forms:
             key = form = None
         if form is not None:
             return form
-        if key is None:
+        if not kept.by_table:
             return self._make(name, args, kwargs, dict(options), task, ignore_result)
         steering = {option: value for option, value in options.items() if option in STEERING}
-        form = kept.forms[key] = self._make(name, args, kwargs, steering, task, ignore_result)
+        form = self._make(name, args, kwargs, steering, task, ignore_result)
+        if key is not None:
+            kept.forms[key] = form
         return form
 
     @property

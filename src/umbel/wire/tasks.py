@@ -171,7 +171,8 @@ def read_body(
 
 def _read_short(body: Any, accept: frozenset[str], limits: Limits) -> TaskBody | None:
     """A body that has nothing in it but arguments, and is too short to exceed a limit."""
-    if type(body) is not bytes or JSON not in accept or len(body) > limits.integer_digits:
+    shortest = min(limits.integer_digits, limits.body_bytes)
+    if type(body) is not bytes or JSON not in accept or len(body) > shortest:
         return None
     if b"__type__" in body:
         return None

@@ -161,7 +161,7 @@ class Request:
 
     def unfit(self, exc: Exception) -> None:
         """The pool can not take it."""
-        self.worker.report(partial(self._on_unfit, exc))
+        self.worker.report(partial(self._end, self._on_unfit, exc))
 
     def soft_limit(self, limit_s: float) -> None:
         """The soft time limit has passed."""
@@ -169,15 +169,15 @@ class Request:
 
     def hard_limit(self, limit_s: float) -> None:
         """The hard time limit has passed."""
-        self.worker.report(partial(self._on_hard_limit, limit_s))
+        self.worker.report(partial(self._end, self._on_hard_limit, limit_s))
 
     def lost(self, reason: str) -> None:
         """The process died."""
-        self.worker.report(partial(self._on_lost, reason))
+        self.worker.report(partial(self._end, self._on_lost, reason))
 
     def terminated(self, signum: int) -> None:
         """Somebody ended it."""
-        self.worker.report(partial(self._on_terminated, signum))
+        self.worker.report(partial(self._end, self._on_terminated, signum))
 
     # -- on the loop thread ------------------------------------------------------------
 
@@ -186,8 +186,10 @@ class Request:
         self._began(pid, when)
 
     def _on_ran(self, pid: int, when: float, outcome: Outcome) -> None:
-        self._began(pid, when)
-        self._on_finished(outcome)
+        try:
+            self._began(pid, when)
+        finally:
+            self._on_finished(outcome)
 
     def _began(self, pid: int, when: float) -> None:
         self.pid, self.accepted_at = pid, when
@@ -201,15 +203,22 @@ class Request:
             self.ack()
 
     def _on_finished(self, outcome: Outcome) -> None:
+        worker = self.worker
+        try:
+            self.strategy.took(outcome.runtime_s)
+            if outcome.clock > worker.app.clock.value:
+                worker.app.clock.adjust(outcome.clock)
+            if worker.task_events.on:
+                worker.task_events.finished(self, outcome)
+            if worker.metrics is not None:
+                worker.metrics.finished(self, outcome.state, outcome.runtime_s)
+            self._answer(outcome)
+        finally:
+            worker.released(self)
+
+    def _answer(self, outcome: Outcome) -> None:
+        """Settle the message as the outcome says."""
         state = outcome.state
-        self.strategy.took(outcome.runtime_s)
-        clock = self.worker.app.clock
-        if outcome.clock > clock.value:
-            clock.adjust(outcome.clock)
-        if self.worker.task_events.on:
-            self.worker.task_events.finished(self, outcome)
-        if self.worker.metrics is not None:
-            self.worker.metrics.finished(self, state, outcome.runtime_s)
         if state == "SUCCESS":
             self.ack()
             if logger.isEnabledFor(logging.INFO):
@@ -236,17 +245,21 @@ class Request:
             assert state == UNDECODABLE, f"unknown outcome {state!r}"
             refusal = Refusal(outcome.detail, outcome.text)
             self.worker.receiver.refuse(self.message, refusal, request=self)
-        self.worker.released(self)
+
+    def _end(self, how: Callable[..., None], *said: Any) -> None:
+        """Whatever comes of it, the pool is done with the request."""
+        try:
+            how(*said)
+        finally:
+            self.worker.released(self)
 
     def _on_unfit(self, exc: Exception) -> None:
         logger.error("task %s[%s] could not be started", self.name, self.id, exc_info=exc)
         self.fail(exc)
-        self.worker.released(self)
 
     def _on_hard_limit(self, limit_s: float) -> None:
         logger.error("Hard time limit (%ss) exceeded for %s[%s]", limit_s, self.name, self.id)
         self.fail(TimeLimitExceeded(limit_s))
-        self.worker.released(self)
 
     def _on_lost(self, reason: str) -> None:
         strategy = self.strategy
@@ -264,7 +277,6 @@ class Request:
         else:
             logger.error("Task %s[%s]: its process ended with %s", self.name, self.id, reason)
             self.fail(WorkerLostError(f"Worker exited prematurely: {reason}."))
-        self.worker.released(self)
 
     def _on_terminated(self, signum: int) -> None:
         if not self.dropped:
@@ -273,7 +285,6 @@ class Request:
             self.revoke("terminated", signum)
         elif self.worker.metrics is not None:
             self.worker.metrics.finished(self, "CANCELLED")
-        self.worker.released(self)
 
     # -- outcomes without an execution -------------------------------------------------
 

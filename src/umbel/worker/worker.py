@@ -213,8 +213,8 @@ class Worker:
                     self._submit(order)
         finally:
             self._dispatching = False
-        for request, why in refused:
-            request.strategy.discard(request, why)
+            for request, why in refused:
+                request.strategy.discard(request, why)
 
     def _orders(self, refused: list[tuple[Request, str]]) -> Iterator[Submission]:
         """What is ready, one after the other as the pool asks for it.

@@ -185,6 +185,19 @@ def _files(order: Order) -> Outcome:
     return Outcome("SUCCESS", 0.0, repr(links), "")
 
 
+def _rubbish(order: Order) -> Outcome:
+    """What a stray library may do: write into the one pipe that the child speaks through."""
+    ends = {
+        int(one.name): one.readlink() for one in Path("/proc/self/fd").iterdir() if one.exists()
+    }
+    (pipe,) = (fd for fd, end in ends.items() if fd > 2 and str(end).startswith("pipe:"))
+    os.write(pipe, bytes.fromhex(order.body.decode()))
+    with (Path(order.headers["directory"]) / "ran").open("a") as log:
+        log.write(f"{order.id}\n")
+    time.sleep(0.2)
+    return Outcome("SUCCESS", 0.0, "not believed", "")
+
+
 def _fork_and_return(order: Order) -> Outcome:
     pid = os.fork()
     if pid:
@@ -224,6 +237,7 @@ def _thread(order: Order) -> Outcome:
 TASKS: dict[str, Callable[[Order], Outcome]] = {
     "die": _die,
     "files": _files,
+    "rubbish": _rubbish,
     "fork": _fork_and_return,
     "subprocess": _subprocess,
     "grow": _grow,

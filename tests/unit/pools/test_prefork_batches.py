@@ -5,17 +5,26 @@ from __future__ import annotations
 import collections
 import os
 import random
+import select
 import signal
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
 from tests.unit.pools.bench import WAIT_S, Bench, Recorder, wait_until
 from tests.unit.pools.conftest import StartBench
-from umbel.worker.orders import OrderError
-from umbel.worker.pools.prefork import PreforkPool, inside
-from umbel.worker.pools.prefork.frames import PACKET_PAYLOAD_BYTES_MAX
+from umbel.worker.orders import Order, OrderError, encode_order
+from umbel.worker.pools.prefork import PreforkPool, child, inside
+from umbel.worker.pools.prefork.frames import (
+    ACCEPTED,
+    FINISHED,
+    FINISHED_LAST,
+    PACKET_PAYLOAD_BYTES_MAX,
+    accepted_frame,
+    frame,
+)
 from umbel.worker.pools.prefork.roster import DEPTH, LOAD_S
 
 pytestmark = pytest.mark.timeout(60)
@@ -100,19 +109,74 @@ def test_a_pool_asks_for_as_many_orders_as_begin_soon(
     assert bench.fill(offered, SHORT_S) == []
 
 
+@pytest.mark.parametrize("error", [OrderError, MemoryError])
 def test_an_order_that_can_not_be_handed_over_is_unfit_and_the_others_run(
-    flavour: str, start_bench: StartBench
+    flavour: str, start_bench: StartBench, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
+    def encode(order: Order) -> bytes:
+        if "too big" in order.headers:
+            raise MemoryError
+        return encode_order(order)
+
+    monkeypatch.setattr(child, "encode_order", encode)
     bench = start_bench(flavour, concurrency=1)
     wait_until(bench.pool.has_room, "a child that is ready")
     orders = [bench.order("echo", str(n)) for n in range(3)]
-    orders[1].headers["odd"] = object()
+    orders[1].headers["odd" if error is OrderError else "too big"] = object()
     before, unfit, after = bench.fill(orders, SHORT_S)
     name, exc = unfit.wait_final()
-    assert (name, type(exc)) == ("unfit", OrderError)
+    assert (name, type(exc)) == ("unfit", error)
     assert before.outcome.text == "0"
     assert after.outcome.text == "2"
     assert unfit.names == ["unfit"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        frame(FINISHED, 1, b"\xc1 is no outcome"),
+        frame(FINISHED, 99, b"of nobody"),
+        frame(FINISHED_LAST, 99, b"of nobody"),
+        accepted_frame(99, 0.0),
+        frame(ACCEPTED, 1, b"no time"),
+        b"\xff" * 20,
+    ],
+    ids=["no outcome", "end of nobody", "last of nobody", "begin of nobody", "no time", "no frame"],
+)
+def test_a_child_that_sends_rubbish_is_lost_with_the_order_that_it_runs(
+    flavour: str, start_bench: StartBench, said: bytes
+) -> None:
+    bench = start_bench(flavour, concurrency=1)
+    bad = bench.submit("rubbish", said.hex())  # the pool's first: number 1
+    ran = bench.directory / "ran"
+    wait_until(ran.exists, "it runs")
+    next_one = bench.submit("echo", "next")
+    assert next_one.succeeded
+    assert bad.wait_final()[0] == "lost"
+    assert bad.names == ["accepted", "lost"]
+    assert ran.read_text().splitlines() == ["order-1"]
+
+
+def test_no_more_is_asked_for_when_a_child_turns_out_to_be_dead(
+    flavour: str, start_bench: StartBench
+) -> None:
+    bench = start_bench(flavour, concurrency=2)
+    wait_until(lambda: len(ready_children(bench)) == 2, "both are ready")
+    pool, victim = first_child(bench)[0], min(ready_children(bench))
+    pidfd = pool._roster.children[victim].pidfd
+
+    def orders() -> Iterator[Order]:
+        for n in range(1000):
+            if n == 0:  # the pool's lock is held: nobody can find out meanwhile
+                os.kill(victim, signal.SIGKILL)
+                assert select.select([pidfd], [], [], WAIT_S)[0]
+            yield bench.order("count", str(n), f"number-{n}")
+
+    asked = bench.fill(orders(), None)
+    assert len(asked) <= 2
+    rest = [bench.submit("count", order_id=f"later-{n}") for n in range(3)]
+    assert all(one.succeeded for one in asked + rest)
+    assert len((bench.directory / "ran").read_text().splitlines()) == len(asked) + 3
 
 
 def test_an_order_of_several_packets_is_filled_in_too(

@@ -274,6 +274,13 @@ def test_a_task_that_is_not_compressed_does_not_say_so():
     assert "compression" not in write_task(name="w.add", id="t").headers
 
 
+def test_a_short_body_may_be_too_big():
+    body = b"[[12345678],{},null]"
+    assert read_body(body, *JSON, accept=ACCEPT, limits=Limits(body_bytes=20)).args == [12345678]
+    limits = Limits(body_bytes=19)
+    assert refusal_of(read_body, body, *JSON, accept=ACCEPT, limits=limits).reason == "too-big"
+
+
 def test_a_compressed_bomb_is_too_big_and_unaccepted_content_is_not_even_unfolded():
     bomb, method = compress(b" " * 10_000_000, "gzip")
     refusal = refusal_of(

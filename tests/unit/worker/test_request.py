@@ -9,6 +9,7 @@ import pytest
 from tests.unit.worker.parts import Message, finish_asides, idle_worker, task_message
 from umbel import Umbel
 from umbel.worker.orders import Outcome
+from umbel.worker.pools.base import notify
 from umbel.worker.request import LOSSES_MAX, Request
 from umbel.worker.worker import Worker
 
@@ -94,6 +95,23 @@ def test_an_answer_on_an_old_connection_does_not_break_the_new_one(worker: Worke
     message.error = worker.connection_errors[0]("gone long ago")
     request.finished(outcome("SUCCESS"))
     assert worker.consumer.failure is None
+
+
+@pytest.mark.parametrize("name", ["early", "late"])
+@pytest.mark.parametrize(
+    ("how", "said"), [("ran", (1, 0.0, outcome("SUCCESS"))), ("lost", ("signal 9 (SIGKILL)",))]
+)
+def test_a_request_is_released_whatever_fails_on_the_way(
+    worker: Worker, name: str, how: str, said: tuple[object, ...]
+) -> None:
+    request, message = received(worker, name)
+    message.error = RuntimeError("MISCONF the server stores nothing now")
+    notify(getattr(request, how), *said)
+    assert not worker.tally.reserved
+    assert not worker.tally.active
+    assert worker.tally.finished == 1
+    finish_asides(worker)
+    assert not worker.busy
 
 
 def test_a_late_task_whose_process_died_goes_back_until_it_is_taken_for_the_cause(

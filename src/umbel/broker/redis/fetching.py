@@ -361,7 +361,8 @@ class Fetcher:
                     continue
                 self._hand_over(arrival, *consumer)
                 if asks and len(delivered) + len(arrived) <= low and self._line is not None:
-                    self._send(self._line, time.monotonic())  # before the rest is run
+                    if not self._asking:  # a callback may have taken a turn
+                        self._send(self._line, time.monotonic())  # before the rest is run
                     asks = not self._asking
         finally:
             self.delivering = False

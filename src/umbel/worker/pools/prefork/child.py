@@ -216,9 +216,10 @@ class Child:
 
     def end(self, seq: int) -> Job:
         """It is through with this order."""
+        job = self.drop(seq)
         self.running = None
         self.served += 1
-        return self.drop(seq)
+        return job
 
     def drop(self, seq: int) -> Job:
         """Forget an order that it does not hold any more."""
@@ -288,7 +289,12 @@ class Child:
                 self.results_open = False
                 return
             self.full = False
-            yield self._reader.feed(data)
+            try:
+                found = self._reader.feed(data)
+            except frames.BrokenFrame as broken:
+                yield broken.before
+                raise
+            yield found
             if not to_the_end and len(data) < _READ_BYTES:
                 return  # if more has come it has rung again
 

@@ -51,7 +51,11 @@ Frame = tuple[int, int, Any]
 
 
 class BrokenFrame(Exception):
-    """The child's pipe carries something that is not a frame."""
+    """The child's pipe carries something that is not a frame; `before` came whole."""
+
+    def __init__(self, text: str, before: list[Frame]) -> None:
+        super().__init__(text)
+        self.before = before
 
 
 def packet(orders: Iterable[tuple[int, bool, bytes]]) -> bytes:
@@ -125,12 +129,14 @@ class FrameReader:
         while size - start >= head:
             length, kind, seq = _FRAME.unpack_from(data, start)
             if length > FRAME_PAYLOAD_BYTES_MAX or not READY <= kind <= FINISHED_LAST:
-                raise BrokenFrame(f"kind {kind}, {length} bytes")
+                raise BrokenFrame(f"kind {kind}, {length} bytes", found)
             begin = start + head
             if size < begin + length:
                 break
             start = begin + length
             if kind == ACCEPTED:
+                if length != _WHEN.size:
+                    raise BrokenFrame(f"kind {kind}, {length} bytes", found)
                 found.append((kind, seq, _WHEN.unpack_from(data, begin)[0]))
             else:
                 found.append((kind, seq, data[begin:start]))

@@ -172,27 +172,30 @@ class Keeper:
     def _hear(self, child: Child, said: Iterable[frames.Frame]) -> None:
         calls, pid = self.roster.calls, child.pid
         begun: Job | None = None  # whose watcher has yet to be told
-        for kind, seq, content in said:
-            if kind == frames.ACCEPTED:
-                begun = child.begin(seq, content)
-                self.accepted_count += 1
-                if begun.is_special:
-                    self._attend(child, begun)
-                continue
-            if kind == frames.READY:
-                child.ready = True
-                continue
-            job, outcome = child.end(seq), decode_outcome(content)
-            if job is begun:
-                calls.append((job.watcher.ran, (pid, job.began, outcome)))
-                begun = None
-            else:
-                calls.append((job.watcher.finished, (outcome,)))
-            if kind == frames.FINISHED_LAST:
-                child.leaving = True
-                self.roster.requeue(child.let_go())
-        if begun is not None:
-            calls.append((begun.watcher.accepted, (pid, begun.began)))
+        try:
+            for kind, seq, content in said:
+                if kind == frames.ACCEPTED:
+                    begun = child.begin(seq, content)
+                    self.accepted_count += 1
+                    if begun.is_special:
+                        self._attend(child, begun)
+                    continue
+                if kind == frames.READY:
+                    child.ready = True
+                    continue
+                outcome = decode_outcome(content)  # what is none leaves the order where it is
+                job = child.end(seq)
+                if job is begun:
+                    calls.append((job.watcher.ran, (pid, job.began, outcome)))
+                    begun = None
+                else:
+                    calls.append((job.watcher.finished, (outcome,)))
+                if kind == frames.FINISHED_LAST:
+                    child.leaving = True
+                    self.roster.requeue(child.let_go())
+        finally:
+            if begun is not None:
+                calls.append((begun.watcher.accepted, (pid, begun.began)))
         if child.started_any:
             self._nursery.thrives()
 

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from umbel.worker.orders import Order, OrderError
+from umbel.worker.orders import Order
 from umbel.worker.pools.base import Pool, PoolClosed, PoolOptions, Submission, Watcher, notify
 from umbel.worker.pools.prefork.child import Job
 from umbel.worker.pools.prefork.keeper import Keeper
@@ -78,7 +78,7 @@ class PreforkPool(Pool):
 
     def fill(self, orders: Iterator[Submission]) -> None:
         """Send to each child as many orders as it has room for, many in one packet."""
-        unfit: list[tuple[Watcher, OrderError]] = []
+        unfit: list[tuple[Watcher, Exception]] = []
         with self._lock:
             if not self._is_closed:
                 self._keeper.fill(self._jobs(orders, unfit))
@@ -86,13 +86,13 @@ class PreforkPool(Pool):
             notify(watcher.unfit, exc)
 
     def _jobs(
-        self, orders: Iterator[Submission], unfit: list[tuple[Watcher, OrderError]]
+        self, orders: Iterator[Submission], unfit: list[tuple[Watcher, Exception]]
     ) -> Iterator[Job]:
         make = self._job
         for one in orders:
             try:
                 job = make(*one)
-            except OrderError as exc:
+            except Exception as exc:  # noqa: BLE001 - the watcher hears it
                 unfit.append((one[1], exc))
             else:
                 yield job

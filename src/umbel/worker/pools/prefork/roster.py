@@ -74,6 +74,8 @@ class Roster:
             child.give(job)
             if len(child.held) == 1:
                 send()
+                if self.queue:
+                    return  # it came back: that child is dead, which the keeper has yet to hear
             if child.is_open(self._depth(child), LOAD_S):
                 heapq.heapreplace(able, (child.load_s, child.pid, child))
             else:
