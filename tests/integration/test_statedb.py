@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from tests.servers import wait_until
 from tests.sites import Site
 from tests.workers import Program, WorkerProcess, run_umbel
 from umbel import Umbel
@@ -203,7 +204,7 @@ def test_a_task_revoked_just_before_its_worker_is_killed_does_not_run_afterwards
     again.wait_for("state file .*: 1 revocations")
     assert after.get(timeout=30) == "after"
     again.wait_for(rf"Discarding revoked task: run\[{revoked}\]")
-    assert result.state == "REVOKED"
+    wait_until(lambda: result.state == "REVOKED", what="its end to be stored")
     assert place.runs("revoked") == 0
 
 

@@ -61,11 +61,14 @@ class Node:
 
     def wait_until_known(self, task_id: str, state: str) -> None:
         """Wait until the worker says that the task is there, in this state."""
-        wait_until(
-            lambda: self.inspect("query_task", task_id).get(task_id, [None])[0] == state,
-            WAIT_S,
-            f"{task_id} to be {state} on {self.name}",
-        )
+        # Asked again soon: a question to a Celery worker that is just subscribing gets lost.
+        asked = self.client.app.control.inspect(destination=[self.name], timeout=WAIT_S / 4)
+
+        def is_known() -> bool:
+            replies = asked.query_task(task_id) or {self.name: {}}
+            return bool(replies[self.name].get(task_id, [None])[0] == state)
+
+        wait_until(is_known, WAIT_S, f"{task_id} to be {state} on {self.name}")
 
 
 def marks_url(server: RedisServer) -> str:

@@ -141,6 +141,7 @@ class Gossip:
 
     def take_part(self) -> None:
         """Be a candidate from now on, as this life of the node."""
+        self._turned_at = self._clock()  # what went before was no stall
         events = self._worker.events
         assert events is not None, "gossip needs events"
         stamper = events.stamper

@@ -191,9 +191,9 @@ def _rubbish(order: Order) -> Outcome:
         int(one.name): one.readlink() for one in Path("/proc/self/fd").iterdir() if one.exists()
     }
     (pipe,) = (fd for fd, end in ends.items() if fd > 2 and str(end).startswith("pipe:"))
-    os.write(pipe, bytes.fromhex(order.body.decode()))
     with (Path(order.headers["directory"]) / "ran").open("a") as log:
         log.write(f"{order.id}\n")
+    os.write(pipe, bytes.fromhex(order.body.decode()))
     time.sleep(0.2)
     return Outcome("SUCCESS", 0.0, "not believed", "")
 

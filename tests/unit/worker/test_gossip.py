@@ -139,6 +139,18 @@ def test_a_silent_node_is_lost_after_two_heartbeats_and_joins_when_it_is_back(
     assert one.seen[2:] == [("join", "peer@test")]
 
 
+def test_a_long_way_from_making_to_listening_is_no_stall(
+    node: Callable[..., Node], caplog: pytest.LogCaptureFixture
+) -> None:
+    one = node(worker_gossip_interval=0.5)
+    one.time.now += 30  # a broker to wait for, nodes to mingle with
+    one.gossip.take_part()
+    one.beat()
+    one.pass_time(2 * INTERVAL_S + 1)
+    assert one.seen == [("join", "peer@test"), ("lost", "peer@test")]
+    assert "stalled" not in caplog.text
+
+
 @pytest.mark.parametrize("interval_s", [0.5, 5.0, 20.0])
 def test_losses_are_looked_for_as_often_as_the_setting_says(
     node: Callable[..., Node], interval_s: float
