@@ -61,14 +61,16 @@ class Node:
 
     def wait_until_known(self, task_id: str, state: str) -> None:
         """Wait until the worker says that the task is there, in this state."""
-        # Asked again soon: a question to a Celery worker that is just subscribing gets lost.
-        asked = self.client.app.control.inspect(destination=[self.name], timeout=WAIT_S / 4)
+        wait_until(
+            lambda: self.inspect("query_task", task_id).get(task_id, [None])[0] == state,
+            WAIT_S,
+            f"{task_id} to be {state} on {self.name}",
+        )
 
-        def is_known() -> bool:
-            replies = asked.query_task(task_id) or {self.name: {}}
-            return bool(replies[self.name].get(task_id, [None])[0] == state)
-
-        wait_until(is_known, WAIT_S, f"{task_id} to be {state} on {self.name}")
+    def wait_until_it_answers(self) -> None:
+        """A Celery worker says that it is ready before it hears what it is asked over Redis."""
+        asked = self.client.app.control.inspect(destination=[self.name], timeout=0.5)
+        wait_until(asked.ping, WAIT_S, f"{self.name} to answer")
 
 
 def marks_url(server: RedisServer) -> str:

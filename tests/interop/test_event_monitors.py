@@ -181,6 +181,7 @@ def stage(
             made = Stage(settings, nodes, theirs, ours, {})
             _wait_for_heartbeats(made)
             for node in nodes.values():
+                node.wait_until_it_answers()
                 made.stories[node.name] = _perform(node)
             _wait_for_the_end(made)
             yield made
