@@ -238,9 +238,9 @@ def test_a_task_is_not_cancelled_for_a_connection_that_did_not_bring_it(redis_ur
     worker = inside.worker
 
     def lost_twice() -> None:
-        worker.deliveries_void()
+        worker.salvage.deliveries_void()
         worker.consumer.channel = None
-        worker.deliveries_void()
+        worker.salvage.deliveries_void()
         worker.consumer.failure = ConnectionError("gone")
 
     try:

@@ -70,7 +70,7 @@ class Consumer:
     def run(self) -> None:
         """Consume until the worker is asked to stop."""
         worker = self.worker
-        worker.keep_timers()
+        worker.salvage.keep_timers()
         while not worker.stop_wanted.is_set():
             self.failure, self.lost = None, False
             began = time.monotonic()
@@ -100,7 +100,7 @@ class Consumer:
 
     def _on_lost(self, exc: BaseException) -> None:
         self.worker.tally.connections_lost += 1
-        self.worker.deliveries_void()
+        self.worker.salvage.deliveries_void()
         self.returns.void(exc)
         fatal_if_no_files(exc)
         if not self.app.conf.broker_connection_retry:

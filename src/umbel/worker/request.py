@@ -125,7 +125,7 @@ class Request:
             logger.warning(
                 "%s of %s[%s] did not reach the broker: %s", how, self.name, self.id, exc
             )
-            self.worker.connection_failed(exc, self.message, call)
+            self.worker.salvage.failed(exc, self.message, call)
 
     def settle_failure(self) -> None:
         """A failed task: early ones were acknowledged before, late ones as the options say."""

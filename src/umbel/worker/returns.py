@@ -102,7 +102,7 @@ class Returns:
         for request in requests:
             request.settled = request.void = True
             again = partial(request.message.reject, requeue=True)
-            self._worker.connection_failed(exc, request.message, again)
+            self._worker.salvage.failed(exc, request.message, again)
 
     def _may_copy(self) -> bool:
         connection = self._consumer.connection

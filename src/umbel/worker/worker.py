@@ -14,7 +14,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import signal
 import threading
 import time
 from collections import deque
@@ -25,7 +24,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from umbel.app.declaring import annotate
 from umbel.app.routes import direct_queue
-from umbel.broker import leases
 from umbel.cluster.revocations import Revocation, Revocations
 from umbel.worker.blueprint import Blueprint
 from umbel.worker.consumption import Consumption
@@ -39,6 +37,7 @@ from umbel.worker.rates import RateLimits
 from umbel.worker.request import Request, logs_results
 from umbel.worker.revocation_events import tell_revoked
 from umbel.worker.runner import Runner
+from umbel.worker.salvage import Salvage
 from umbel.worker.steps import WORKER_STEPS
 from umbel.worker.strategy import Receiver
 from umbel.worker.tally import Tally
@@ -93,6 +92,7 @@ class Worker:
         self.revocations = Revocations(time.time, lock=threading.Lock())
         self.statedb: StateDB | None = None
         self.panel: Panel | None = None
+        self.salvage = Salvage(self)
         self.mingling = Mingling(self)
         self.gossip: Gossip | None = None
         self.autoscaler: Autoscaler | None = None
@@ -107,11 +107,8 @@ class Worker:
         self.soft_until: float | None = None
         self.pid = os.getpid()
         self._ready: deque[Request] = deque()
-        self._orphans: list[Any] = []  # messages of a lost connection that nobody works on
-        self._unsettled: list[tuple[Any, Callable[[], None]]] = []  # how that failed with it
         self._in_pool = 0
         self._aside_count = 0
-        self._lasting: list[Any] = []
         self.gathers = False  # ready requests, until the loop waits
         self._dispatching = False
         self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="umbel-aside")
@@ -256,8 +253,7 @@ class Worker:
         self.tally.finished += 1
         self._in_pool -= 1
         if request.owed:
-            request.owed = False
-            self.prefetch.debtors -= 1
+            self.salvage.owe_no_more(request)
         if self._ready and not self.pool.on_loop:  # which has us fill it
             self.dispatch()
 
@@ -266,6 +262,13 @@ class Worker:
         requests = cast("list[Request]", self.pool.recall())
         self._in_pool -= len(requests)
         self._ready.extendleft(reversed(requests))
+
+    def take_unbegun(self) -> list[Request]:
+        """What waits for nothing but the pool or a rate limit; it does so no longer."""
+        self.recall()
+        waiting = [*self._ready, *self.rates.clear()]
+        self._ready.clear()
+        return waiting
 
     def reconsider(self) -> None:
         """Something has changed for tasks that the pool may have in hand: decide once more."""
@@ -330,90 +333,6 @@ class Worker:
                 request.give_back()
         self._ready.clear()
 
-    def deliveries_void(self) -> None:
-        """The connection is gone: what it brought will be delivered again by the broker.
-
-        Running tasks go on; their messages are settled on another channel only where that has a
-        meaning, see `reclaim`.
-        """
-        leases.disown(self.consumer.channel)
-        self.recall()
-        waiting = {id(request) for request in (*self._ready, *self.rates.clear())}
-        self._ready.clear()
-        # Where messages outlive connections nothing will be delivered again.
-        tied = leases.lease_s(self.consumer.channel) is None
-        cancel = tied and self.app.conf.worker_cancel_long_running_tasks_on_connection_loss
-        for key, request in list(self.tally.reserved.items()):
-            known, request.void = request.void, True
-            if request.timer is not None or key in waiting:
-                self.unhold(request)
-                del self.tally.reserved[key]
-                self._orphans.append(request.message)
-            else:
-                # In the pool, even if the word that it has begun is still in the inbox.
-                self._owe(request, cancel and not known)
-        self._drop_timers()
-        self.prefetch.forget_sent()
-
-    def keep_timers(self) -> None:
-        """What is set before the first connection, by steps of users say, outlives it."""
-        self._lasting = [scheduled[2] for scheduled in self.timer.queue]
-
-    def _drop_timers(self) -> None:
-        """The lost transport and what it brought set timers; a new one sets its own."""
-        kept = [
-            (eta, priority, entry)
-            for eta, priority, entry in self.timer.queue
-            if any(entry is one for one in self._lasting)
-        ]
-        self.timer.clear()
-        for eta, priority, entry in kept:
-            self.timer.enter_at(entry, eta, priority)
-
-    def reclaim(self, channel: Any) -> None:
-        """There is a new channel: where messages outlive connections, see to the old ones.
-
-        Those of running tasks are settled here when the tasks end; those of ended ones, if that
-        failed with the old channel, are now. All others go back at once.
-        """
-        if leases.lease_s(channel) is None:
-            self._orphans.clear()
-            self._unsettled.clear()
-            return
-        while self._unsettled:  # tried once more; if it was no matter of the connection, no more
-            message, settle = self._unsettled.pop(0)
-            leases.adopt(channel, message)
-            settle()
-        while self._orphans:  # newest first; one that fails to go back is tried again later
-            leases.put_back(channel, self._orphans[-1])
-            self._orphans.pop()
-        for request in self.tally.reserved.values():
-            if request.void and not request.settled and not request.dropped:
-                request.void = False
-                self._owe_no_more(request)
-                leases.adopt(channel, request.message)
-
-    def _owe_no_more(self, request: Request) -> None:
-        if request.owed:
-            request.owed = False
-            self.prefetch.debtors -= 1
-
-    def _owe(self, request: Request, cancel: bool) -> None:
-        """A task runs on whose message the broker will deliver again."""
-        if self.app.conf.worker_enable_prefetch_count_reduction and not request.owed:
-            request.owed = True
-            self.prefetch.debtors += 1
-        late = request.strategy.acks_late and not request.dropped
-        if cancel and late and not self.inline:
-            logger.warning(
-                "Task %s[%s] is cancelled: its message will be delivered again",
-                request.name, request.id,
-            )  # fmt: skip
-            request.dropped = True
-            if self.task_events.on:
-                self.task_events.cancelled(request)
-            self.pool.cancel(request.id, signal.SIGTERM)
-
     # -- the ways to the loop thread ---------------------------------------------------
 
     def report(self, work: Callable[[], None]) -> None:
@@ -450,18 +369,12 @@ class Worker:
         try:
             call()
         except self.connection_errors as exc:
-            self.connection_failed(exc, message, call)
+            self.salvage.failed(exc, message, call)
 
     @property
     def connection_errors(self) -> tuple[type[BaseException], ...]:
         """What a lost connection looks like on this transport."""
         return self.consumer.connection_errors
-
-    def connection_failed(self, exc: BaseException, message: Any, call: Callable[[], None]) -> None:
-        """`call`, which settles a message, found the connection broken: rebuild it."""
-        self._unsettled.append((message, call))
-        if message.channel is self.consumer.channel:
-            self.consumer.failure = exc
 
     # -- what health checks ask --------------------------------------------------------
 

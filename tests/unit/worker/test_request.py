@@ -75,7 +75,7 @@ def test_a_message_is_settled_as_the_task_and_its_outcome_say(
 def test_a_message_of_a_lost_connection_is_left_alone(worker: Worker) -> None:
     request, message = received(worker, "late")
     request.accepted(1, 0.0)
-    worker.deliveries_void()
+    worker.salvage.deliveries_void()
     request.finished(outcome("SUCCESS"))
     assert message.fate == []
 

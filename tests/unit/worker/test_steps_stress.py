@@ -213,7 +213,7 @@ def test_the_consumer_comes_and_goes_in_any_order_of_calls(worker: Worker) -> No
         move = dice.choice(["start", "stop", "terminate", "restart", "lost"])
         if move == "lost":
             consumer.lost = True
-            worker.deliveries_void()
+            worker.salvage.deliveries_void()
             blueprint.stop(consumer)
             consumer.lost = False
         elif move == "terminate":

@@ -27,7 +27,7 @@ class TasksStep(Step):
         channel = parent.channel = parent.connection.channel()
         leave_compressed(channel)
         _prepare(channel, parent)
-        worker.reclaim(channel)
+        worker.salvage.reclaim(channel)
         parent.tasks = Consumer(
             channel,
             queues=worker.consumption.queues,
