@@ -309,9 +309,11 @@ class BySpark:
 
     def raw(self, log: Path) -> Any:
         """The rows of a log."""
-        from umbel.pipeline import storage
+        from umbel.pipeline import log as logs
 
-        return storage.read_log(self.spark, storage.open_log(str(log)))
+        place = logs.open_log(str(log))
+        paths = logs.look(place, logs.Coverage()).coverage.paths
+        return logs.read(self.spark, place, paths)
 
     def sized(self, log: Path) -> contextlib.AbstractContextManager[None]:
         """The session as a build of this log has it."""
@@ -360,10 +362,10 @@ class BySpark:
         options = Options(
             log=str(log), tables=str(tables), files_per_batch=max(1, -(-files // BATCHES))
         )
-        builder = Builder(self.spark, Place(options.log), Place(options.tables), options)
+        builder = Builder(Place(options.log), Place(options.tables), options, self.spark)
         began = time.perf_counter()
-        run, tiers = builder.new_run(), builder.open_tiers()
-        builder.advance(run, tiers)
+        run, (tiers, listing) = builder.new_run(), builder.open()
+        builder.advance(run, tiers, listing)
         with self.sized(log):
             made = tasks(tiers.summary(self.spark))
             Publication(self.spark, Place(options.tables), run.run).publish(made, "tasks")

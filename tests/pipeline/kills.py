@@ -58,9 +58,9 @@ class Killer:
 
         self.left = steps
         for _ in range(3):
-            builder = Builder(spark, Place(options.log), Place(options.tables), options)
+            builder = Builder(Place(options.log), Place(options.tables), options, spark)
             try:
-                builder.advance(builder.new_run(), builder.open_tiers())
+                builder.advance(builder.new_run(), *builder.open())
             except Exception:
                 assert self.left is None, "nothing but a kill ends a run"
             else:

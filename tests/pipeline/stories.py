@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from tests.pipeline.worlds import START, Event, as_table
 from umbel.wire.events import check
 
@@ -77,13 +79,30 @@ def unique_events(spark: SparkSession, events: Iterable[Event]) -> DataFrame:
     return unique(prepare(spark.createDataFrame(as_table(events))))
 
 
-def made(spark: SparkSession, name: str, events: Iterable[Event]) -> list[dict[str, Any]]:
-    """The rows of a table of these events; not of `lineage`, which is made of tasks."""
+def end_of(raw: DataFrame) -> float:
+    """Where a log of these rows ends."""
+    from pyspark.sql.functions import expr
+
+    from umbel.pipeline.watermarks import RECEIPTS, log_ends, watermarks
+
+    found = raw.groupBy("recorder").agg(*map(expr, RECEIPTS)).collect()
+    return log_ends(watermarks(tuple(row) for row in found))
+
+
+def made(
+    spark: SparkSession, name: str, events: Iterable[Event], *more: pa.Table
+) -> list[dict[str, Any]]:
+    """The rows of a table of these events; not of `lineage`, which is made of tasks.
+
+    `more` are rows of other recorders, or of an import (`worlds.as_table`).
+    """
+    from umbel.pipeline.events import prepare, unique
     from umbel.pipeline.tables import TABLES, Inputs
 
-    told = unique_events(spark, events).cache()
+    raw = spark.createDataFrame(pa.concat_tables([as_table(events), *more]))
+    told = unique(prepare(raw)).cache()
     try:
-        rows = TABLES[name](Inputs(spark, told, told)).collect()
+        rows = TABLES[name](Inputs(spark, told, told, end_of(raw))).collect()
     finally:
         told.unpersist()
     return [row.asDict(recursive=True) for row in rows]

@@ -91,9 +91,12 @@ def test_a_batch_gives_the_tasks_of_the_fold(world: World, rows: Rows) -> None:
 def test_what_follows_from_the_fold_is_in_tasks_too(world: World, rows: Rows) -> None:
     found = {one["uuid"]: one for one in rows(world.tables, "tasks")}
     starts: dict[str, int] = dict.fromkeys(found, 0)
+    sent: dict[str, int] = {}
     for event in world.events:
         if event["type"] == "task-started":
             starts[event["uuid"]] += 1
+        elif event["type"] == "task-sent":
+            sent[event["uuid"]] = event["retries"]
     for uuid, one in found.items():
         assert one["attempts"] == starts[uuid]
         steps, at = 0, one
@@ -104,7 +107,8 @@ def test_what_follows_from_the_fold_is_in_tasks_too(world: World, rows: Rows) ->
         is_over = one["state"] in {"SUCCESS", "FAILURE", "REVOKED"}
         assert (one["finished"] is not None) == is_over
         if one["queue_wait"] is not None:
-            before = one["sent"] if one["sent"] is not None else one["received"]
+            # The first attempts are seen to be sent, the retries are not.
+            before = one["sent"] if sent.get(uuid) == one["retries"] else one["received"]
             assert one["queue_wait"] == pytest.approx(one["started"] - before)
             assert one["queue_wait"] >= 0
     assert max(one["depth"] for one in found.values()) > 3
@@ -411,8 +415,8 @@ def test_tables_of_one_log_are_not_mixed_with_those_of_another(
 
     tables = tmp_path / "tables"
     options = Options(log=str(small.directory), tables=str(tables))
-    builder = Builder(spark, Place(options.log), Place(options.tables), options)
-    builder.advance(builder.new_run(), builder.open_tiers())
+    builder = Builder(Place(options.log), Place(options.tables), options, spark)
+    builder.advance(builder.new_run(), *builder.open())
     other = LogWriter(tmp_path / "other")
     other.add(cluster(40, seed=9))
     with pytest.raises(HistoryError, match=r"made from the log .*take another directory"):
@@ -420,21 +424,141 @@ def test_tables_of_one_log_are_not_mixed_with_those_of_another(
 
 
 @pytest.mark.usefixtures("only_tasks")
-def test_old_versions_go_after_two_newer_ones_and_lost_checkpoints_do_no_harm(
+def test_old_versions_go_after_two_newer_ones_and_a_lost_manifest_does_no_harm(
     spark: SparkSession, small: LogWriter, rows: Rows, tmp_path: Path
 ) -> None:
     from umbel.pipeline.build import Options, build
 
     tables = tmp_path / "tables"
-    runs = []
+    runs, events = [], cluster(40, seed=2)
     for number in range(4):
         runs.append(build(Options(log=str(small.directory), tables=str(tables)), spark))
         if number == 1:
-            (checkpoint,) = (tables / "_work").glob("checkpoint-*")
-            shutil.rmtree(checkpoint)
-    assert [run.read for run in runs] == [40, 0, 40, 0]
+            (tables / "_work/manifest.json").unlink()
+        new = cluster(10, seed=20 + number)
+        small.add(new)
+        events += new if number < 3 else []
+    assert [run.read for run in runs] == [40, 10, 60, 10]
     versions = sorted(path.name for path in (tables / "tasks").iterdir())
     assert versions == [f"v={run.run}" for run in runs[1:]]
-    assert differences(rows(tables, "tasks"), folded(cluster(40, seed=2))) == []
+    assert differences(rows(tables, "tasks"), folded(events)) == []
     assert len(rows(tables, "runs")) == 4
     assert min(one["began"] for one in rows(tables, "runs")) > START
+
+
+# -- which segments a build covers -------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("only_tasks")
+def test_a_build_with_nothing_new_ends_without_spark(
+    spark: SparkSession, small: LogWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from umbel.pipeline.build import Options, build
+
+    options = Options(log=str(small.directory), tables=str(tmp_path / "tables"))
+    first = build(options, spark)
+    index = (tmp_path / "tables/_tables.json").read_bytes()
+    small.add_quarantined(2)
+    monkeypatch.setattr("umbel.pipeline.build.session", None)
+    again = build(options)
+    assert (again.read, again.kept, again.rows) == (0, first.kept, first.rows)
+    assert (again.tasks, again.quarantined) == (first.tasks, 2)
+    assert (tmp_path / "tables/_tables.json").read_bytes() == index
+
+
+def test_all_tables_of_a_build_cover_the_segments_that_were_there_when_it_began(
+    spark: SparkSession, small: LogWriter, rows: Rows, tmp_path: Path
+) -> None:
+    from umbel.pipeline.build import Options, build
+
+    def meanwhile(step: str) -> None:
+        if step in {"tasks", "timeline", "attempts"}:
+            small.add(cluster(40, seed=small.count + 50))
+
+    tables = tmp_path / "tables"
+    run = build(Options(log=str(small.directory), tables=str(tables), progress=meanwhile), spark)
+    assert small.count > 1
+    assert run.kept == 40
+    assert len(rows(tables, "timeline")) == 40
+    of_timeline = {row["uuid"] for row in rows(tables, "timeline")} - {None}
+    assert {row["uuid"] for row in rows(tables, "tasks")} == of_timeline
+
+
+@pytest.mark.usefixtures("only_tasks")
+def test_what_is_removed_from_the_log_goes_from_the_tables(
+    spark: SparkSession, small: LogWriter, rows: Rows, tmp_path: Path
+) -> None:
+    from umbel.pipeline.build import Options, build
+
+    tables = tmp_path / "tables"
+    gone = small.add_table(as_table(cluster(40, seed=3)), day="2026-11-15")
+    options = Options(log=str(small.directory), tables=str(tables))
+    build(options, spark)
+    shutil.rmtree(gone.parent)
+    small.add(cluster(40, seed=4))
+    run = build(options, spark)
+    assert (run.kept, run.read) == (80, 80)
+    wanted = folded([*cluster(40, seed=2), *cluster(40, seed=4)])
+    assert differences(rows(tables, "tasks"), wanted) == []
+
+
+@pytest.mark.usefixtures("only_tasks")
+def test_a_compacted_segment_is_not_read_beside_those_it_stands_for(
+    spark: SparkSession, small: LogWriter, rows: Rows, tmp_path: Path
+) -> None:
+    from umbel.pipeline.build import Options, build
+
+    tables = tmp_path / "tables"
+    options = Options(log=str(small.directory), tables=str(tables))
+    (first,) = small.directory.rglob("events/*/*.parquet")
+    second = small.add(cluster(40, seed=3))
+    build(options, spark)
+    third = small.add(cluster(40, seed=4))
+    both = as_table([*cluster(40, seed=2), *cluster(40, seed=3)])
+    merged = small.add_table(as_compacted(both, first.name, second.name))
+    run = build(options, spark)
+    assert (run.read, run.kept, run.rows) == (40, 120, 120)
+    for path in (first, second):
+        path.unlink()
+    assert build(options, spark).read == 0
+    all_three = pa.concat_tables([both, as_table(cluster(40, seed=4))])
+    small.add_table(as_compacted(all_three, merged.name, third.name))
+    small.add(cluster(40, seed=5))
+    run = build(options, spark)
+    assert (run.read, run.kept, run.rows) == (40, 160, 160)
+    wanted = folded(event for seed in (2, 3, 4, 5) for event in cluster(40, seed=seed))
+    assert differences(rows(tables, "tasks"), wanted) == []
+
+
+def as_compacted(table: pa.Table, *names: str) -> pa.Table:
+    """Rows with the manifest of a segment that stands for others."""
+    manifest = json.dumps({"format": 1, "rows": table.num_rows, "replaces": names})
+    return table.replace_schema_metadata({b"umbel": manifest.encode()})
+
+
+@pytest.mark.parametrize("damage", ["truncated", "garbage", "foreign", "torn"])
+@pytest.mark.usefixtures("only_tasks")
+def test_damaged_segments_can_be_left_out_and_are_counted(
+    spark: SparkSession, small: LogWriter, rows: Rows, tmp_path: Path, damage: str
+) -> None:
+    from umbel.pipeline.build import Options, build
+
+    tables = tmp_path / "tables"
+    bad = small.add(cluster(40, seed=3))
+    content = bad.read_bytes()
+    if damage == "truncated":
+        bad.write_bytes(content[:-100])
+    elif damage == "garbage":
+        bad.write_bytes(b"PAR1" + bytes(range(256)) * 8 + b"PAR1")
+    elif damage == "foreign":
+        pq.write_table(pa.table({"x": [1, 2]}), bad)
+    else:  # the footer is whole, what it describes is not
+        bad.write_bytes(content[:4] + bytes(len(content) // 2) + content[4 + len(content) // 2 :])
+    options = Options(log=str(small.directory), tables=str(tables), skip_damaged=True)
+    run = build(options, spark)
+    assert (run.read, run.skipped) == (40, 1)
+    assert differences(rows(tables, "tasks"), folded(cluster(40, seed=2))) == []
+    small.add(cluster(40, seed=4))
+    run = build(Options(log=str(small.directory), tables=str(tables)), spark)
+    assert (run.read, run.skipped) == (40, 1)
+    assert [row["skipped"] for row in rows(tables, "runs")] == [1, 1]

@@ -57,3 +57,30 @@ def test_clocks_that_go_back_jump_are_missing_or_contradict_causes_are_found(
     }
     assert len(rows) == len(found)
     assert {row["other_hostname"] for row in rows if row["uuid"] == "sync"} == {"gen1@c"}
+
+
+def test_attempts_are_compared_with_their_own_sending(spark: SparkSession) -> None:
+    story = Story()
+    client, one, two = story.node("gen1@c"), story.node("w1@a"), story.node("w2@a")
+    pool = story.node("gen2@a")
+    for uuid, sync in (("from afar", None), ("in step", True)):
+        client.tell("task-sent", uuid, retries=0, sync=sync)
+        for retries, worker in enumerate((one, two, one)):
+            worker.tell("task-received", uuid, retries=retries)
+            worker.tell("task-started", uuid)
+            if retries < 2:
+                aside = story.next()["clock"]
+                pool.tell("task-sent", uuid, retries=retries + 1, sync=True)
+                worker.tell("task-retried", uuid, clock=aside)
+        two.tell("task-received", uuid, retries=2)  # delivered again
+        one.tell("task-succeeded", uuid)
+    # Replaced by another call under its id, which has no number of retries.
+    client.tell("task-sent", "replaced")
+    one.tell("task-received", "replaced", retries=0)
+    pool.tell("task-sent", "replaced", retries=0, sync=True)
+    one.tell("task-received", "replaced", retries=0)
+    assert made(spark, "clock_audit", story.events) == []
+    late = pool.tell("task-sent", "wrong", retries=1, sync=True)
+    two.tell("task-received", "wrong", retries=1, clock=late["clock"])
+    (found,) = made(spark, "clock_audit", story.events)
+    assert (found["hostname"], found["uuid"], found["other_type"]) == ("w2@a", "wrong", "task-sent")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.pipeline.stories import Story, unique_events
-from tests.pipeline.worlds import small_world
+from tests.pipeline.worlds import START, small_world
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,7 +38,7 @@ def test_extreme_and_odd_values_fail_no_table(spark: SparkSession) -> None:
         "type AS state", "timestamp AS finished", "timestamp AS sent", "received",
         "-timestamp AS started",
     ).dropDuplicates(["uuid"])  # fmt: skip
-    made = {name: table(Inputs(spark, events, tasks)) for name, table in TABLES.items()}
+    made = {name: table(Inputs(spark, events, tasks, START)) for name, table in TABLES.items()}
     counts = {name: len(frame.collect()) for name, frame in made.items()}
     events.unpersist()
     assert counts["timeline"] > len(story.events)

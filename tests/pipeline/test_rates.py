@@ -43,3 +43,25 @@ def test_events_count_in_their_minute_by_name_and_worker(spark: SparkSession) ->
     mail = found[0, "shop.mail", "w2@a"]
     assert (mail["retried"], mail["custom"], mail["wait_p50"], mail["run_p50"]) == (1, 1, 1.0, 3.0)
     assert found[0, None, "w2@a"]["revoked"] == 1
+
+
+def test_a_retry_has_waited_since_it_was_sent_itself(spark: SparkSession) -> None:
+    story = Story()
+    client, pool, one = story.node("gen1@c"), story.node("gen2@a"), story.node("w1@a")
+    minute = START // 60 * 60
+    client.tell("task-sent", "t", timestamp=minute, name="shop.add", retries=0)
+    one.tell("task-received", "t", timestamp=minute + 1, name="shop.add", retries=0)
+    one.tell("task-started", "t", timestamp=minute + 2)
+    pool.tell("task-sent", "t", timestamp=minute + 60, retries=1, sync=True)
+    one.tell("task-retried", "t", timestamp=minute + 61)  # told after the retry was sent
+    one.tell("task-received", "t", timestamp=minute + 62, retries=1)
+    one.tell("task-started", "t", timestamp=minute + 65)
+    one.tell("task-retried", "t", timestamp=minute + 120)
+    one.tell("task-received", "t", timestamp=minute + 121, retries=2)  # nobody saw it sent
+    one.tell("task-started", "t", timestamp=minute + 124)
+    found = {
+        row["minute"] - minute: row["wait_p50"]
+        for row in made(spark, "rates", story.events)
+        if row["started"]
+    }
+    assert found == {0: 2.0, 60: 5.0, 120: 3.0}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -51,6 +54,36 @@ def test_a_missing_package_is_one_line_that_says_what_to_install(
     monkeypatch.setattr(sys, "meta_path", [_Without("pyspark"), *sys.meta_path])
     with pytest.raises(HistoryError, match=r"pip install 'umbel\[history\]'"):
         session()
+
+
+REAL = """
+import json, sys
+from umbel.pipeline.session import session
+spark = session("local[1]", settings={"spark.executor.cores": "3"})
+print(json.dumps({name: spark.conf.get(name) for name in sys.argv[1:]}))
+spark.stop()
+"""
+
+
+def test_a_real_session_goes_by_spark_defaults_but_for_what_the_tables_need(tmp_path: Path) -> None:
+    (tmp_path / "spark-defaults.conf").write_text(
+        "spark.sql.shuffle.partitions 7\n"
+        "spark.executor.cores 2\n"
+        "spark.sql.session.timeZone Europe/Berlin\n"
+        "spark.driver.extraJavaOptions -Dof.the.company=yes\n"
+    )
+    names = ("shuffle.partitions", "session.timeZone")
+    wanted = [*(f"spark.sql.{name}" for name in names), "spark.executor.cores"]
+    done = subprocess.run(
+        [sys.executable, "-c", REAL, *wanted],
+        env={**os.environ, "SPARK_CONF_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert list(json.loads(done.stdout).values()) == ["7", "UTC", "3"]
+    assert "spark.sql.session.timeZone=Europe/Berlin is ignored" in done.stderr
 
 
 class _Without:

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.pipeline.worlds import Event, LogWriter, differences, folded, small_world
+from tests.pipeline.worlds import (
+    START,
+    Event,
+    LogWriter,
+    as_received,
+    differences,
+    folded,
+    small_world,
+)
+from umbel.cluster.task_states import read
+from umbel.cluster.task_summary import Summary
 
 if TYPE_CHECKING:
     import pytest
@@ -22,11 +32,12 @@ TASKS = int(os.environ.get("UMBEL_FOLD_TASKS", "1500"))
 
 def prepared(spark: SparkSession, directory: Path, events: list[Event]) -> DataFrame:
     """The events of a log of one segment."""
-    from umbel.pipeline import storage
+    from umbel.pipeline import log
     from umbel.pipeline.events import prepare
 
     LogWriter(directory).add(events)
-    return prepare(storage.read_log(spark, storage.open_log(str(directory))))
+    place = log.open_log(str(directory))
+    return prepare(log.read(spark, place, log.look(place, log.Coverage()).coverage.paths))
 
 
 @settings(
@@ -50,6 +61,13 @@ def test_tasks_of_any_world_are_those_of_the_fold_however_they_are_cut_and_merge
     assert not wrong, [
         (one, [event for event in world if event.get("uuid") == one[0]]) for one in wrong[:1]
     ]
+    live: dict[str, Summary] = {}
+    for event in map(as_received, world):
+        if event["type"].startswith("task-"):
+            live.setdefault(event["uuid"], Summary(event["uuid"])).add(read(event))
+    assert {one["uuid"]: one["queued"] for one in found} == {
+        uuid: summary.queued for uuid, summary in live.items()
+    }
 
 
 def test_no_python_runs_on_the_way_of_an_event(spark: SparkSession, tmp_path: Path) -> None:
@@ -62,7 +80,7 @@ def test_no_python_runs_on_the_way_of_an_event(spark: SparkSession, tmp_path: Pa
     events, fold = unique(raw), tasks(merge(summarise(raw)))
     table = tasks_table(fold, events)
     made = {"events": events, "fold": fold, "tasks": table}
-    made |= {name: make(Inputs(spark, events, table)) for name, make in TABLES.items()}
+    made |= {name: make(Inputs(spark, events, table, START)) for name, make in TABLES.items()}
     for name, one in made.items():
         plan = one._jdf.queryExecution().executedPlan().toString()
         assert "Scan parquet" in plan, name

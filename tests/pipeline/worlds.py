@@ -46,10 +46,11 @@ class LogWriter:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "_umbel-log.json").write_text('{"format": 1}')
 
-    def add(self, events: Iterable[Event], received: float | None = None) -> Path:
+    def add(
+        self, events: Iterable[Event], received: float | None = None, recorder: str = "r1"
+    ) -> Path:
         """One segment of these events; whole events, as they were sent."""
-        rows = [row(event, received or event["timestamp"] + 0.1, "r1") for event in events]
-        return self.add_table(pa.Table.from_pylist(rows, ARROW_SCHEMA))
+        return self.add_table(as_table(events, received, recorder))
 
     def add_table(self, table: pa.Table, day: str = "2026-11-16") -> Path:
         """One segment of these rows."""
@@ -74,9 +75,11 @@ def day_of(moment: float) -> str:
     return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d")
 
 
-def as_table(events: Iterable[Event]) -> pa.Table:
-    """The rows of events, as the recorder makes them."""
-    rows = [row(event, event["timestamp"] + 0.1, "r1") for event in events]
+def as_table(
+    events: Iterable[Event], received: float | None = None, recorder: str = "r1"
+) -> pa.Table:
+    """The rows of events, as the recorder makes them: received soon after they were sent."""
+    rows = [row(event, received or event["timestamp"] + 0.1, recorder) for event in events]
     return pa.Table.from_pylist(rows, ARROW_SCHEMA)
 
 

@@ -8,6 +8,10 @@ takes those that were sent until the time of the last event before the cut.
 
 A node is there from its first sign of life until it goes offline, or counts as lost. A task that
 was started runs until it ends or its node does; tasks of a node that has gone are told apart.
+
+`timeline.incarnation` is what an event itself names: of workers without `inc` the process id, which
+several lives may share. The life of such an event is the last one of that process that began before
+it (`umbel.pipeline.tables.workers`).
 """
 
 # ruff: noqa: S608 - what is put into SQL: numbers and names of ours
@@ -20,8 +24,20 @@ from umbel.pipeline.errors import HistoryError
 from umbel.pipeline.reading import Tables
 
 # What the last event of a task says about it; whatever is in neither runs.
-_WAITS: Final = ("task-sent", "task-received", "task-retried")
+_WAITS: Final = ("task-sent", "task-received", "task-retried", "task-cancelled")
 _ENDED: Final = ("task-succeeded", "task-failed", "task-revoked", "task-rejected")
+# Lives that are named by when they began: `_LIFE` is the life of an event of such a process.
+_BORN: Final = """
+    born AS (
+        SELECT hostname AS born_host, pid, online AS born, incarnation AS born_life FROM workers
+        WHERE incarnation = TRY_CAST(round(online * 1000000) AS BIGINT)
+    )
+"""
+_JOIN_BORN: Final = """
+    ASOF LEFT JOIN born ON said.hostname = born_host AND said.incarnation = pid
+        AND said.timestamp >= born
+"""
+_LIFE: Final = "coalesce(born_life, said.incarnation)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +107,14 @@ def at(
     nodes = _nodes(tables, cut)
     lives = {(node.hostname, node.incarnation) for node in nodes if node.alive}
     known = {(node.hostname, node.incarnation) for node in nodes}
+    latest = {node.hostname: (node.hostname, node.incarnation) for node in nodes}
     started: dict[tuple[str, int | None], int] = {}
     lists: dict[str, list[TaskThen]] = {"running": [], "orphaned": [], "waiting": []}
     counts = dict.fromkeys(lists, 0)
     for row in _tasks(tables, cut):
         life = row["hostname"], row["incarnation"]
+        if life not in known:  # a pool process that names itself, as Celery's do
+            life = latest.get(row["hostname"], life)
         if row["type"] in _WAITS:
             kind = "waiting"
         elif life in lives or life not in known:  # senders of a name of their own
@@ -178,13 +197,15 @@ def _nodes(tables: Tables, cut: _Cut) -> list[Node]:
     """Every incarnation that had been seen; how it ended only if it had by then."""
     rows = tables.ask(
         f"""
-        WITH signs AS (
-            SELECT hostname, incarnation, min(timestamp) AS first,
+        WITH {_BORN}, signs AS (
+            SELECT hostname, {_LIFE} AS incarnation, min(timestamp) AS first,
                 max(timestamp) FILTER (type IN ('worker-heartbeat', 'worker-online')) AS beat,
                 max(timestamp) FILTER (type = 'worker-offline') AS offline
-            FROM timeline
-            WHERE type IN ('worker-heartbeat', 'worker-online', 'worker-offline') AND {cut.sql}
-            GROUP BY hostname, incarnation
+            FROM (
+                SELECT * FROM timeline
+                WHERE type IN ('worker-heartbeat', 'worker-online', 'worker-offline') AND {cut.sql}
+            ) AS said {_JOIN_BORN}
+            GROUP BY ALL
         )
         SELECT workers.hostname, workers.incarnation, coalesce(first, online) AS since, beat,
             signs.offline, workers.lost
@@ -222,14 +243,14 @@ def _tasks(tables: Tables, cut: _Cut) -> list[dict[str, Any]]:
         name, join = "tasks.name", "LEFT JOIN tasks USING (uuid)"
     return tables.ask(
         f"""
-        WITH last AS (
+        WITH {_BORN}, last AS (
             SELECT uuid, arg_max({{'type': type, 'hostname': hostname, 'incarnation': incarnation,
                 'timestamp': timestamp}}, position) AS said
             FROM timeline WHERE uuid IS NOT NULL AND {cut.sql} {maybe} GROUP BY uuid
         ), open AS (SELECT uuid, unnest(said) FROM last WHERE said.type NOT IN ({ended}))
-        SELECT uuid, {name} AS name, open.type, open.hostname, open.incarnation,
-            open.timestamp AS since
-        FROM open {join} ORDER BY open.timestamp, uuid
+        SELECT uuid, {name} AS name, said.type, said.hostname, {_LIFE} AS incarnation,
+            said.timestamp AS since
+        FROM open AS said {_JOIN_BORN} {join} ORDER BY said.timestamp, uuid
         """
     )
 

@@ -1,11 +1,14 @@
 """`umbel history build`: from the log to the tables, in a batch or in increments.
 
-*Increments*, the usual way: Spark reads the segments as a stream, each of them once. Every
-micro-batch becomes a summary of its tasks, written under the number of the batch; then the manifest
-names it, then the stream notes the batch as done. Killed between any two of these steps the same
-batch comes again under the same number, and replaces what it left behind. What a micro-batch
-costs depends on its own events, not on the history. *A batch* (`full`, `since`) summarises all
-segments at once, by the same functions.
+The segments of the log are listed once per build (`umbel.pipeline.log`), so that all tables cover
+the same events, whatever a recorder writes meanwhile.
+
+*Increments*, the usual way: segments that no build has read are read in batches. Every batch
+becomes a summary of its tasks; then the manifest names the summary and the segments behind it.
+Killed before that, the batch is read again. What a batch costs depends on its own events, not on
+the history. Without new segments the build ends before Spark is started. Segments that were removed
+from the log cannot be taken out of summaries: everything is read again then. *A batch* (`full`,
+`since`) summarises all segments at once, by the same functions.
 
 Then the tables are *published*. `tasks` comes from the summaries. Tables that have a row for each
 event, or look at neighbours in time, are functions of the whole log, each event once: they are
@@ -19,6 +22,7 @@ Nobody sees a table before all of them are written: the index is replaced as the
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -29,17 +33,20 @@ from typing import Any, Final
 
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql.functions import expr
-from pyspark.sql.streaming.query import StreamingQuery
 
+from umbel.pipeline import log as logs
 from umbel.pipeline import storage, task_fold
 from umbel.pipeline.errors import HistoryError
 from umbel.pipeline.events import once, prepare, unique
+from umbel.pipeline.log import Coverage, Listing
 from umbel.pipeline.places import Place
-from umbel.pipeline.session import LOCAL, PARTITION_BYTES, explaining, is_small, session, sized
+from umbel.pipeline.probing import probe
+from umbel.pipeline.session import LOCAL, check_master, explaining, is_small, session, sized
 from umbel.pipeline.storage import Publication, Tiers
 from umbel.pipeline.tables import TABLES, Inputs
 from umbel.pipeline.tables.tasks import tasks as tasks_table
 from umbel.pipeline.turns import turn
+from umbel.pipeline.watermarks import RECEIPTS, log_ends, watermarks
 from umbel.version import __version__
 
 FILES_PER_BATCH: Final = 100
@@ -47,6 +54,8 @@ FOLLOW_POLL_S: Final = 5.0
 PUBLISH_EVERY_S: Final = 60.0
 PUBLISH_SHARE: Final = 0.2
 RUNS_MAX: Final = 1_000
+# Where an error of Spark names a segment.
+_SEGMENT: Final = re.compile(r"events/([^/]+)/([^/]+?\.parquet)")
 
 RUN_KINDS: Final = {
     "run": "text",
@@ -59,6 +68,7 @@ RUN_KINDS: Final = {
     "kept": "whole",  # events, each once
     "duplicate": "whole",  # rows that say again what another one said
     "quarantined": "whole",  # refused by the recorders
+    "skipped": "whole",  # damaged segments that were left out
     "tasks": "whole",
     "batches": "whole",
     "timings": "text",  # JSON: seconds by step
@@ -77,6 +87,7 @@ class Options:
     full: bool = False
     follow: bool = False
     since: float | None = None  # Unix seconds: only events that were sent after it
+    skip_damaged: bool = False  # leave out segments that cannot be read
     # More files in a batch: fewer batches, each longer, and more work is lost by a kill.
     files_per_batch: int = FILES_PER_BATCH
     # Fewer: tables are read faster between two runs; more: each event is written again less often.
@@ -105,6 +116,7 @@ class Run:
     rows: int = 0
     kept: int = 0
     quarantined: int = 0
+    skipped: int = 0
     tasks: int = 0
     seconds: float = 0.0
     batch_seconds: list[float] = field(default_factory=list)
@@ -120,9 +132,11 @@ class Run:
         self.timings[step] = self.timings.get(step, 0.0) + time.monotonic() - began
 
     def __str__(self) -> str:
+        skipped = f" {self.skipped:,} damaged segments left out." if self.skipped else ""
         return (
             f"{self.read:,} events read, {self.kept:,} kept, {self.duplicate:,} duplicate, "
             f"{self.quarantined:,} quarantined: {self.tasks:,} tasks in {self.seconds:.1f} s"
+            f"{skipped}"
         )
 
 
@@ -132,65 +146,152 @@ def build(options: Options, spark: SparkSession | None = None) -> Run:
     """
     if options.follow and options.mode != "increments":
         raise HistoryError(f"--follow reads increments: leave out --{options.mode}")
-    log, tables = storage.open_log(options.log), Place(options.tables)
-    if not options.follow:
-        storage.check_segments(log)
+    if spark is None:
+        check_master(options.master)
+    log, tables = logs.open_log(options.log), Place(options.tables)
+    if not options.follow and not logs.segments(log):
+        raise HistoryError(
+            f"the log {log.shown} has no events yet: let 'umbel record' run while tasks do"
+        )
     tables.make()
     with turn(tables, options.progress) as own_turn:
-        options.progress("starting Spark")
-        own = spark is None
-        running = session(options.master, settings=options.settings) if spark is None else spark
+        storage.tighten_old(tables)
+        builder = Builder(log, tables, options, spark, own_turn.share)
         try:
-            own_turn.share(running)
-            builder = Builder(running, log, tables, options)
             with explaining(f"cannot build {options.tables} from {options.log}"):
                 return builder.follow() if options.follow else builder.build()
         finally:
-            if own:
-                running.stop()
+            builder.close()
 
 
 class Builder:
-    """One log, one directory of tables, one session."""
+    """One log and one directory of tables. Spark is started when there is something to do."""
 
-    def __init__(self, spark: SparkSession, log: Place, tables: Place, options: Options) -> None:
-        self.spark, self.log, self.tables, self.options = spark, log, tables, options
-        self._failure: HistoryError | None = None
+    def __init__(
+        self,
+        log: Place,
+        tables: Place,
+        options: Options,
+        spark: SparkSession | None = None,
+        on_start: Callable[[SparkSession], None] = lambda _: None,
+    ) -> None:
+        self.log, self.tables, self.options = log, tables, options
+        self._spark, self._is_own, self._is_ready = spark, spark is None, False
+        self._on_start = on_start
+        self._damaged: logs.Segments = {}
+
+    def close(self) -> None:
+        """Stop Spark, if it was started here."""
+        if self._spark is not None and self._is_own:
+            self._spark.stop()
+            self._spark = None
+
+    @property
+    def spark(self) -> SparkSession:
+        """Spark, whose executors reach the log and the tables."""
+        if self._spark is None:
+            self.options.progress("starting Spark")
+            self._spark = session(self.options.master, settings=self.options.settings)
+        if not self._is_ready:
+            self._on_start(self._spark)
+            probe(self._spark, self.log, self.tables)
+            self._is_ready = True
+        return self._spark
 
     def build(self) -> Run:
         """Read what there is and publish."""
-        run = self.new_run()
-        if self.options.mode == "increments":
-            tiers = self.open_tiers()
-            self.advance(run, tiers)
-            self.publish(run, tiers.summary(self.spark))
-        else:
-            if self.options.full:
-                storage.forget_increments(self.tables)
-            self.publish(run, None)
-        return run
+        while True:
+            try:
+                return self._increment() if self.options.mode == "increments" else self._whole()
+            except HistoryError as exc:
+                if not self._leave_out(exc):
+                    raise
 
     def follow(self) -> Run:
         """Go on until told to stop; publish now and then, and at the end."""
-        options, tiers, run = self.options, None, self.new_run()
+        options, run = self.options, self.new_run()
         done, due_at, is_due = run, 0.0, False
         while True:
             stopping = options.stop.is_set()
-            if tiers is None and storage.has_segments(self.log):
-                tiers = self.open_tiers()
-            if tiers is not None:
-                is_due |= self.advance(run, tiers) > 0
-            if tiers is not None and is_due and (stopping or time.monotonic() >= due_at):
-                began = time.monotonic()
-                self.publish(run, tiers.summary(self.spark))
-                options.progress(str(run))
-                now, is_due = time.monotonic(), False
-                due_at = now + max(options.publish_every_s, (now - began) / PUBLISH_SHARE)
-                done, run = run, self.new_run()
+            if logs.segments(self.log):
+                try:
+                    tiers, listing = self.open()
+                    is_due |= self.advance(run, tiers, listing) > 0
+                except HistoryError as exc:
+                    if not self._leave_out(exc):
+                        raise
+                    continue
+                if is_due and (stopping or time.monotonic() >= due_at):
+                    began = time.monotonic()
+                    self.publish(run, listing.coverage, tiers)
+                    options.progress(str(run))
+                    now, is_due = time.monotonic(), False
+                    due_at = now + max(options.publish_every_s, (now - began) / PUBLISH_SHARE)
+                    done, run = run, self.new_run()
             if stopping:
                 return done
             options.progress("waiting for events")
             options.stop.wait(options.poll_s)
+
+    def _increment(self) -> Run:
+        run = self.new_run()
+        tiers, listing = self.open()
+        index = self.tables.read_json(storage.INDEX) or {}
+        if not listing.fresh and tiers.published and tiers.published == index.get("run"):
+            return self._nothing_new(run, index, listing)
+        self.advance(run, tiers, listing)
+        self.publish(run, listing.coverage, tiers)
+        return run
+
+    def _whole(self) -> Run:
+        run = self.new_run()
+        if self.options.full:
+            storage.forget_increments(self.tables)
+        listing = self._look(Coverage())
+        self.publish(run, listing.coverage, None)
+        return run
+
+    def open(self) -> tuple[Tiers, Listing]:
+        """The increments until now, and what the log has on top of them."""
+        tiers = Tiers.open(self.tables, self.log, self.options.tiers_per_level)
+        listing = self._look(tiers.coverage)
+        if listing.removed:
+            self.options.progress(
+                f"{listing.removed:,} segments were removed from the log: reading all of it anew"
+            )
+            storage.forget_increments(self.tables)
+            tiers = Tiers.open(self.tables, self.log, self.options.tiers_per_level)
+            listing = self._look(tiers.coverage)
+        tiers.clean()
+        return tiers, listing
+
+    def _look(self, before: Coverage) -> Listing:
+        for day, names in self._damaged.items():
+            known = before.skipped.setdefault(day, [])
+            known += [name for name in names if name not in known]
+        listing = logs.look(self.log, before, skip_damaged=self.options.skip_damaged)
+        if not listing.coverage.read:
+            raise HistoryError(f"the log {self.log.shown} has no segment that can be read")
+        return listing
+
+    def _leave_out(self, exc: HistoryError) -> bool:
+        """Whether to try again without the segment that an error is about."""
+        found = _SEGMENT.search(str(exc)) if self.options.skip_damaged else None
+        if found is None or found[2] in self._damaged.get(found[1], ()):
+            return False
+        self._damaged.setdefault(found[1], []).append(found[2])
+        self.options.progress(f"leaving out {found[0]}, which is damaged")
+        return True
+
+    def _nothing_new(self, run: Run, index: Mapping[str, Any], listing: Listing) -> Run:
+        """What the last build found holds still."""
+        told = storage.published_few(self.tables, index, "runs")
+        last = max(told, key=lambda one: str(one["run"]), default={})
+        run.rows, run.kept = last.get("rows") or 0, last.get("kept") or 0
+        run.quarantined = logs.count_quarantined(self.log)
+        run.skipped = listing.coverage.skipped_count
+        run.tasks, run.seconds = index["tables"]["tasks"]["rows"], time.time() - run.began
+        return run
 
     def new_run(self) -> Run:
         """A run that begins now."""
@@ -200,71 +301,62 @@ class Builder:
 
     # -- increments
 
-    def open_tiers(self) -> Tiers:
-        """The summaries of all increments until now."""
-        return Tiers.open(self.tables, self.log, self.options.tiers_per_level)
-
-    def advance(self, run: Run, tiers: Tiers) -> int:
+    def advance(self, run: Run, tiers: Tiers, listing: Listing) -> int:
         """Summarise the segments that are new; how many batches it took."""
-        before = len(run.batch_seconds)
-
-        def take(rows: DataFrame, number: int) -> None:
-            try:
-                with explaining(f"cannot read {self.options.log}"):
-                    self._take(run, tiers, rows, number)
-            except HistoryError as exc:
-                self._failure = exc
-                raise
-
+        fresh, size = listing.fresh, self.options.files_per_batch
         began = time.monotonic()
-        stream = storage.stream_log(self.spark, self.log, self.options.files_per_batch)
-        writer = stream.writeStream.foreachBatch(take).trigger(availableNow=True)
-        writer = writer.option("checkpointLocation", tiers.checkpoint_url)
-        # A batch does not grow with the log.
-        with sized(self.spark, min(self.log.bytes_in("events"), PARTITION_BYTES)):
-            self._await(writer.start())
+        for first in range(0, len(fresh), size):
+            paths, left = fresh[first : first + size], fresh[first + size :]
+            # A batch does not grow with the log.
+            with sized(self.spark, self._bytes(paths)):
+                self._take(run, tiers, paths, listing.without(left))
+        if not fresh and tiers.coverage != listing.coverage and tiers.live:
+            tiers.coverage = listing.coverage  # compacted, with nothing new in it
+            tiers.save()
         run.timed("increments", began)
-        return len(run.batch_seconds) - before
+        return -(-len(fresh) // size)
 
-    def _await(self, query: StreamingQuery) -> None:
-        try:
-            query.awaitTermination()
-        except Exception:
-            if self._failure is not None:
-                raise self._failure from None
-            raise
-        finally:
-            query.stop()
-
-    def _take(self, run: Run, tiers: Tiers, rows: DataFrame, number: int) -> None:
+    def _take(self, run: Run, tiers: Tiers, paths: list[str], coverage: Coverage) -> None:
         began = time.monotonic()
         counted = Observation()
-        events = prepare(rows).select(*task_fold.EVENT_COLUMNS)
-        events = events.observe(counted, expr("count(1)").alias("rows"))
-        if tiers.add(task_fold.summarise(events), number):
-            run.read += counted.get["rows"]
+        with explaining(f"cannot read {self.options.log}"):
+            rows = logs.read(self.spark, self.log, paths)
+            events = prepare(rows).select(*task_fold.EVENT_COLUMNS)
+            events = events.observe(counted, expr("count(1)").alias("rows"))
+            tiers.add(task_fold.summarise(events), coverage)
+        run.read += counted.get["rows"]
         run.batch_seconds.append(time.monotonic() - began)
-        self.options.progress(f"batch {number}: {run.batch_seconds[-1]:.1f} s")
+        self.options.progress(f"batch {tiers.batch}: {run.batch_seconds[-1]:.1f} s")
         began = time.monotonic()
         while tiers.compact(self.spark):
             pass
         run.timed("compaction", began)
 
+    def _bytes(self, paths: list[str]) -> int:
+        return sum(map(self.log.size, paths))
+
     # -- publishing
 
-    def publish(self, run: Run, summary: DataFrame | None) -> None:
-        """Make all tables and let everybody see them; without a summary, by a batch."""
+    def publish(self, run: Run, coverage: Coverage, tiers: Tiers | None) -> None:
+        """Make all tables of these segments and let everybody see them.
+
+        Without increments, by a batch.
+        """
         publication = Publication(self.spark, self.tables, run.run)
         try:
-            log_bytes = self.log.bytes_in("events")
+            log_bytes = self._bytes(coverage.paths)
             with sized(self.spark, log_bytes):
                 each = unique if is_small(log_bytes) else once
-                self._make(run, publication, summary, each)
-            run.quarantined = storage.count_quarantined(self.log)
+                self._make(run, publication, coverage, tiers, each)
+            run.quarantined = logs.count_quarantined(self.log)
+            run.skipped = coverage.skipped_count
             run.tasks = publication.made["tasks"]["rows"]
             run.seconds = time.time() - run.began
             publication.publish_few(self._runs(publication, run), RUN_KINDS, "runs")
             publication.commit()
+            if tiers is not None:
+                tiers.published = run.run
+                tiers.save()
         finally:
             publication.clean()
             self.spark.catalog.clearCache()
@@ -273,10 +365,12 @@ class Builder:
         self,
         run: Run,
         publication: Publication,
-        summary: DataFrame | None,
+        coverage: Coverage,
+        tiers: Tiers | None,
         each: Callable[[DataFrame], DataFrame],
     ) -> None:
-        raw = storage.read_log(self.spark, self.log, self.options.since)
+        raw = logs.read(self.spark, self.log, coverage.paths, self.options.since)
+        summary = tiers.summary(self.spark) if tiers is not None else None
         events = self._step(run, "events", lambda: publication.keep(each(raw), "events"))
         run.rows, run.kept = _counts(events)
         if summary is None:
@@ -286,7 +380,7 @@ class Builder:
         tasks = self._step(
             run, "tasks", lambda: publication.publish(tasks_table(fold, events), "tasks")
         )
-        inputs = Inputs(self.spark, events, tasks)
+        inputs = Inputs(self.spark, events, tasks, _log_ends(raw))
         for name, table in TABLES.items():
             make = partial(_published, publication, table, inputs, name)
             self._step(run, name, make)
@@ -316,6 +410,11 @@ def _counts(events: DataFrame) -> tuple[int, int]:
     """Rows of the log, and events."""
     told = events.selectExpr("sum(copies) AS rows", "count(1) AS kept").first()
     return (told["rows"] or 0, told["kept"]) if told is not None else (0, 0)
+
+
+def _log_ends(raw: DataFrame) -> float:
+    receipts = raw.groupBy("recorder").agg(*map(expr, RECEIPTS)).collect()
+    return log_ends(watermarks((row["recorder"], row["prompt"], row["newest"]) for row in receipts))
 
 
 def _rounded(timings: Mapping[str, float]) -> str:

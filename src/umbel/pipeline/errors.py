@@ -10,3 +10,7 @@ from umbel.exceptions import ImproperlyConfigured
 
 class HistoryError(ImproperlyConfigured):
     """The text names what is wrong and the way out; a command ends with exit code 2."""
+
+
+class TooLong(HistoryError):
+    """A query took longer than it may; a command ends with exit code 3."""

@@ -50,8 +50,9 @@ PREPARED: Final = {
 # What tables read of an event beyond its identity. The whole of it is read of few types only.
 _WHOLE: Final = "('worker-elect', 'worker-revocation')"
 READ: Final = {
-    **{name: name for name in ("seq", "sync", "tie", "name", "parent_id", "runtime", "exception")},
-    **{name: name for name in ("terminated", "expired", "requeue", *NODE, *ELECTION, "received")},
+    **{name: name for name in ("seq", "series", "sync", "tie", "name", "parent_id", "retries")},
+    **{name: name for name in ("runtime", "exception", "terminated", "expired", "requeue")},
+    **{name: name for name in (*NODE, *ELECTION, "received")},
     "raw": f"IF(type IN {_WHOLE}, raw, NULL)",
 }
 _FIRST: Final = frozenset({"received"})
@@ -69,7 +70,7 @@ def prepare(raw: DataFrame) -> DataFrame:
 
 
 def unique(rows: DataFrame) -> DataFrame:
-    """One row for each event, prepared, however often it was recorded; see the module's text."""
+    """One row for each event, prepared, however often it was recorded."""
     kept = (
         expr(f"{'min' if name in _FIRST else 'max'}({text})").alias(name)
         for name, text in READ.items()

@@ -1,7 +1,8 @@
 """A directory of the pipeline: here, or behind anything that fsspec knows.
 
 Data goes through Spark. What goes through here is small: markers, manifests, what is in a folder,
-and removing what nobody needs any more. A file is written whole or not at all.
+and removing what nobody needs any more. A file is written whole or not at all. An object store has
+one name for fsspec and another one for Spark (`umbel.stores`): `s3://` becomes `s3a://` there.
 
 Paths are relative to the place, with slashes.
 """
@@ -16,7 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 
+from umbel.files import make_folders, open_file, tighten
 from umbel.pipeline.errors import HistoryError
+from umbel.stores import hadoop_url, open_store
 
 # Spark takes a path with one of these for a pattern.
 _PATTERN_SIGNS: Final = frozenset("[]{}*?\\")
@@ -36,8 +39,7 @@ class Place:
         scheme, colon, rest = url.partition("://")
         self._fs: Any = None
         if colon and scheme not in {"file", "local"}:
-            self._fs, self._root = _remote(url)
-            self.url = url.rstrip("/")
+            self._fs, self._root, self.url = _remote(url)
         else:
             self._root = str(Path(rest if colon else url).expanduser().absolute())
             self.url = f"file://{self._root}"  # Hadoop wants signs as they are, not as in a URL
@@ -111,9 +113,9 @@ class Place:
                 self._fs.pipe_file(self._inside(path), data)
                 return
             target = Path(self._root, path)
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_folders(target.parent)
             hidden = target.with_name(f".{target.name}.new")
-            with hidden.open("wb") as file:
+            with open_file(hidden, "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -124,7 +126,7 @@ class Place:
         """Make the directory, and see that it can be written."""
         with self.doing("write"):
             if self._fs is None:
-                Path(self._root).mkdir(parents=True, exist_ok=True)
+                make_folders(Path(self._root))
                 probe = Path(self._root, f".try-{os.getpid()}")
                 probe.touch()
                 probe.unlink()
@@ -144,9 +146,17 @@ class Place:
         if self._fs is not None:
             return
         with self.doing("write"):
-            for path in [*Path(self._root, folder).rglob("*"), Path(self._root, folder)]:
+            top = Path(self._root, folder)
+            paths = [*top.rglob("*"), top]
+            tighten((*paths, top.parent))  # a session of somebody else's has its own ideas
+            for path in (*paths, top.parent):
                 _flush_folder(path)
-            _flush_folder(Path(self._root, folder).parent)
+
+    def tighten(self, path: str) -> None:
+        """Take from others what they may do with a file, or a folder and all that is in it."""
+        if self._fs is None:
+            top = Path(self._root, path)
+            tighten((top, *top.rglob("*")))
 
     def path(self, path: str) -> Path:
         """A path of a place on this machine's disks."""
@@ -186,11 +196,9 @@ def _flush_folder(path: Path) -> None:
         os.close(fd)
 
 
-def _remote(url: str) -> tuple[Any, str]:
+def _remote(url: str) -> tuple[Any, str, str]:
+    """The file system, the path in it, and the URL for Spark."""
     try:
-        import fsspec
-
-        filesystem, root = fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError) as exc:
+        return *open_store(url), hadoop_url(url).rstrip("/")
+    except ValueError as exc:
         raise HistoryError(f"cannot use {url}: {exc}") from exc
-    return filesystem, root.rstrip("/")

@@ -1,30 +1,41 @@
 """Reading the tables without Spark: duckdb over the Parquet files that a build has published.
 
 `TABLES/_tables.json` names the directory of every table; it is replaced as the last step of a
-build, so whoever resolves it once sees the tables of one build. Every table becomes a view in a
-database in memory. After that the door is shut: no file but those of the views can be opened, none
-written, no extension loaded, no setting changed.
+build, so whoever resolves it once sees the tables of one build. A table becomes a view in a
+database in memory when it is first asked for. Before words of a user run, the door is shut: no file
+but those of the views can be opened, none written, no extension loaded, no setting changed. If
+another table is asked for afterwards, a new database takes the place of the one that is shut.
 
 A filter of the user is an expression over the columns of one table, and nothing else. It is parsed
 before it runs: the statement with the filter must be the statement without it, but for the filter.
+A query of the user is one SELECT over the tables (`select_of`), refused by its syntax tree before
+it runs if it is anything else; that the door is shut stands behind it.
 Whatever a user can get wrong is a `HistoryError` with one line that says what to do.
+
+duckdb does not look for signals: what the main thread asks runs in a thread of its own, so that
+Ctrl-C ends it at once.
 """
 
 # ruff: noqa: S608 - what is put into SQL: names are quoted, filters are checked
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 import duckdb
 
-from umbel.pipeline.errors import HistoryError
+from umbel.pipeline.errors import HistoryError, TooLong
+from umbel.stores import fsspec_url, open_store
 
 INDEX: Final = "_tables.json"
 FORMAT: Final = 1
@@ -32,8 +43,10 @@ FETCHED_ROWS: Final = 1_000
 ALL: Final = 0
 FILTER_CHARS_MAX: Final = 10_000
 FILTER_PARENTHESES_MAX: Final = 400  # the parser takes the square of those that are not closed
+QUERY_CHARS_MAX: Final = 100_000
 _COLUMNS_SHOWN_MAX: Final = 80
 _REASON_CHARS_MAX: Final = 300
+_INTERRUPT_S: Final = 5.0  # that long is waited for a query that was told to end
 
 _ORDER: Final = re.compile(
     r'\s*(?P<quote>"?)(?P<column>[^"]+?)(?P=quote)(?:\s+(?P<way>asc|desc))?\s*', re.IGNORECASE
@@ -60,27 +73,19 @@ class Answer:
 
 
 class Tables:
-    """The tables of one build; closes with `with`."""
+    """The tables of one build, each opened when it is needed; closes with `with`."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.directory = os.fspath(directory)
         self._store = _Store(self.directory)
         index = _read_index(self._store)
         self.run: str = str(index.get("run", ""))
-        self._database = duckdb.connect(
-            ":memory:",
-            config={
-                "autoinstall_known_extensions": "false",
-                "autoload_known_extensions": "false",
-                "temp_directory": str(Path(tempfile.gettempdir(), f"umbel-history-{os.getpid()}")),
-            },
-        )
-        try:
-            self.tables = self._open_all(index["tables"])
-            self._shut()
-        except BaseException:
-            self._database.close()
-            raise
+        self._entries: dict[str, Any] = dict(sorted(index["tables"].items()))
+        self._opened: dict[str, Table] = {}
+        # Made here, for its owner alone: what does not fit into memory is written there.
+        self._scratch = tempfile.mkdtemp(prefix="umbel-history-")
+        self._database = self._connect()
+        self._is_shut = False
 
     def __enter__(self) -> Self:
         return self
@@ -91,21 +96,37 @@ class Tables:
     def close(self) -> None:
         """Let go of the files."""
         self._database.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    @property
+    def names(self) -> list[str]:
+        """Which tables there are."""
+        return list(self._entries)
+
+    @property
+    def tables(self) -> dict[str, Table]:
+        """All tables, by name; opens those that are not open yet."""
+        self._need(self._entries)
+        return {name: self._opened[name] for name in self._entries}
 
     def table(self, name: str) -> Table:
         """A table by its name; refused when there is none, or it can not be read."""
-        found = self.tables.get(name)
-        if found is None:
-            known = ", ".join(sorted(self.tables)) or "none"
+        if name not in self._entries:
+            known = ", ".join(self._entries) or "none"
             raise HistoryError(f"unknown table {name!r}: {self.directory} has {known}")
+        self._need([name])
+        found = self._opened[name]
         if found.broken:
             raise HistoryError(found.broken)
         return found
 
     def has(self, name: str, *columns: str) -> bool:
         """Whether there is such a table with such columns."""
-        found = self.tables.get(name)
-        return found is not None and not found.broken and found.columns.keys() >= set(columns)
+        if name not in self._entries:
+            return False
+        self._need([name])
+        found = self._opened[name]
+        return not found.broken and found.columns.keys() >= set(columns)
 
     def query(
         self,
@@ -128,8 +149,33 @@ class Tables:
             self._check_filter(table, head, where, tail)
         return Answer(chosen, self._rows(table, f"{head}{where}\n{tail}", where))
 
+    def sql(self, text: str, timeout_s: float | None = None) -> Answer:
+        """The rows of one SELECT of the user over any of the tables.
+
+        Raises `TooLong`, here or from the rows, when all of it takes longer than `timeout_s`.
+        """
+        ends = None if not timeout_s else time.monotonic() + timeout_s
+        parsed = self._parsed(_checked_query(text))
+        if isinstance(parsed, str):
+            only_select = "Only SELECT" in parsed
+            raise HistoryError(ONLY_SELECT if only_select else f"{_shown(text)}: {parsed}")
+        try:
+            named = select_of(parsed, self._entries)
+        except RecursionError:
+            raise HistoryError(f"{_shown(text)}: too deep") from None
+        tables = [self.table(name) for name in named]
+        self._shut()
+        try:
+            described = _waited(lambda: self._executed(f"DESCRIBE {text}"), self._database, ends)
+        except duckdb.Error as exc:
+            raise _refused(text, tables, exc) from exc
+        columns = dict(_named_apart((name, kind) for name, kind, *_ in described))
+        return Answer(columns, self._answers(text, tables, ends))
+
     def ask(self, sql: str, *parameters: Any) -> list[dict[str, Any]]:
         """A query of our own over several tables: one dictionary per row."""
+        words = set(re.findall(r"\w+", sql))
+        self._need(name for name in self._entries if name in words)
         try:
             found = self._database.execute(sql, parameters)
             names = [column[0] for column in found.description or ()]
@@ -139,10 +185,33 @@ class Tables:
 
     # -- opening -------------------------------------------------------------------------------
 
-    def _open_all(self, index: dict[str, Any]) -> dict[str, Table]:
+    def _connect(self) -> duckdb.DuckDBPyConnection:
+        database = duckdb.connect(
+            ":memory:",
+            config={
+                "autoinstall_known_extensions": "false",
+                "autoload_known_extensions": "false",
+                "python_enable_replacements": "false",  # a variable of ours is no table
+                "temp_directory": self._scratch,
+            },
+        )
         if self._store.filesystem is not None:
-            self._database.register_filesystem(self._store.filesystem)
-        return {name: self._open(name, entry) for name, entry in sorted(index.items())}
+            database.register_filesystem(self._store.filesystem)
+        return database
+
+    def _need(self, names: Iterable[str]) -> None:
+        """Open the tables that are not open yet."""
+        new = [name for name in names if name not in self._opened]
+        if not new:
+            return
+        if self._is_shut:
+            # Rows that are still being read keep the old one alive.
+            self._database, self._is_shut = self._connect(), False
+            for table in self._opened.values():
+                if not table.broken:
+                    self._database.execute(_view(table.name, table.files))
+        for name in new:
+            self._opened[name] = self._open(name, self._entries[name])
 
     def _open(self, name: str, entry: dict[str, Any]) -> Table:
         files = self._store.parquet_files(entry["path"])
@@ -151,20 +220,18 @@ class Tables:
             place = self._store.place(entry["path"])
             broken = f"table {name} has no files in {place}: build it anew"
             return Table(name, rows, broken=broken)
-        listed = ", ".join(map(_literal, files))
-        view = (
-            f"CREATE VIEW {_quoted(name)} AS "
-            f"SELECT * FROM read_parquet([{listed}], hive_partitioning = false)"
-        )
         try:
-            self._database.execute(view)
+            self._database.execute(_view(name, files))
             described = self._database.execute(f"DESCRIBE {_quoted(name)}").fetchall()
         except duckdb.Error as exc:
             return Table(name, rows, broken=f"table {name} can not be read: {_reason(exc)}")
         return Table(name, rows, files, {column: kind for column, kind, *_ in described})
 
     def _shut(self) -> None:
-        files = (path for table in self.tables.values() for path in table.files)
+        """Before words of a user run: nothing but the tables that are open can be reached."""
+        if self._is_shut:
+            return
+        files = (path for table in self._opened.values() for path in table.files)
         allowed = ", ".join(map(_literal, files))
         for statement in (
             f"SET allowed_paths = [{allowed}]",
@@ -172,6 +239,7 @@ class Tables:
             "SET lock_configuration = true",
         ):
             self._database.execute(statement)
+        self._is_shut = True
 
     # -- asking --------------------------------------------------------------------------------
 
@@ -185,6 +253,7 @@ class Tables:
         meant = self._parsed(f"{head}true\n{tail}")
         given = self._parsed(f"{head}{where}\n{tail}") if isinstance(alone, list) else alone
         if isinstance(given, str):
+            given = "give one expression" if "Only SELECT" in given else given
             raise HistoryError(f"--where {_shown(where)}: {given}; {_columns_of(table)}")
         assert isinstance(meant, list)
         try:
@@ -207,16 +276,13 @@ class Tables:
         except (duckdb.Error, ValueError) as exc:
             return _reason(exc)
         if parsed.get("error", True):
-            if "Only SELECT" in parsed.get("error_message", ""):
-                return "give one expression"
             return _one_line(parsed.get("error_message", "can not be understood"))
         return list(parsed["statements"])
 
     def _rows(self, table: Table, sql: str, where: str) -> Iterator[tuple[Any, ...]]:
+        self._shut()
         try:
-            found = self._database.execute(sql)
-            while rows := found.fetchmany(FETCHED_ROWS):
-                yield from rows
+            yield from _fetched(self._database, sql)
         except duckdb.Error as exc:
             if isinstance(exc, (duckdb.BinderException, duckdb.CatalogException)):
                 hint = f"; {_columns_of(table)}"
@@ -225,6 +291,17 @@ class Tables:
             else:
                 hint = ""
             raise HistoryError(f"--where {_shown(where)}: {_reason(exc)}{hint}") from exc
+
+    def _answers(
+        self, text: str, tables: Sequence[Table], ends: float | None
+    ) -> Iterator[tuple[Any, ...]]:
+        try:
+            yield from _fetched(self._database, text, ends)
+        except duckdb.Error as exc:
+            raise _refused(text, tables, exc) from exc
+
+    def _executed(self, sql: str) -> list[Any]:
+        return self._database.execute(sql).fetchall()
 
 
 class _Store:
@@ -257,7 +334,7 @@ class _Store:
                 )
             )
         top = f"{self._root}/{path}"
-        scheme = self._directory.partition("://")[0]
+        scheme = fsspec_url(self._directory).partition("://")[0]
         return tuple(
             f"{scheme}://{name}"
             for name in sorted(self.filesystem.find(top))
@@ -271,12 +348,9 @@ def _is_data(parts: tuple[str, ...]) -> bool:
 
 def _remote(directory: str) -> tuple[Any, str]:
     try:
-        import fsspec
-
-        filesystem, root = fsspec.core.url_to_fs(directory)
-    except (ImportError, ValueError) as exc:
+        return open_store(directory)
+    except ValueError as exc:
         raise HistoryError(f"cannot open {directory}: {_one_line(str(exc))}") from exc
-    return filesystem, root.rstrip("/")
 
 
 def _read_index(store: _Store) -> dict[str, Any]:
@@ -287,7 +361,9 @@ def _read_index(store: _Store) -> dict[str, Any]:
             f"there are no tables in {store.place('')}: "
             "make them with 'umbel history build --log DIR --tables DIR'"
         ) from None
-    except (OSError, ValueError) as exc:
+    except Exception as exc:
+        if store.filesystem is None and not isinstance(exc, (OSError, ValueError)):
+            raise  # each object store has exceptions of its own
         reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else _one_line(str(exc))
         raise HistoryError(f"cannot read {store.place(INDEX)}: {reason}") from exc
     if not isinstance(index, dict) or not isinstance(index.get("tables"), dict):
@@ -304,11 +380,162 @@ def _read_index(store: _Store) -> dict[str, Any]:
     return index
 
 
+# -- waiting -----------------------------------------------------------------------------------
+
+_Result = TypeVar("_Result")
+
+
+def _fetched(
+    database: duckdb.DuckDBPyConnection, sql: str, ends: float | None = None
+) -> Iterator[tuple[Any, ...]]:
+    """The rows of a statement, some at a time; others may ask meanwhile."""
+    found = database.cursor()  # a connection has one result, and the next one ends it
+    _waited(lambda: found.execute(sql), found, ends)
+    while rows := _waited(lambda: found.fetchmany(FETCHED_ROWS), found, ends):
+        yield from rows
+
+
+def _waited(
+    call: Callable[[], _Result], database: duckdb.DuckDBPyConnection, ends: float | None
+) -> _Result:
+    """Call duckdb, at most until `ends`; an interrupt from the keyboard ends it at once."""
+    if ends is None and threading.current_thread() is not threading.main_thread():
+        return call()
+    result: list[_Result] = []
+    failed: list[BaseException] = []
+    ended = threading.Event()  # a join that is interrupted takes the thread for ended
+
+    def work() -> None:
+        try:
+            result.append(call())
+        except BaseException as exc:  # noqa: BLE001 - raised by whoever waits
+            failed.append(exc)
+        finally:
+            ended.set()
+
+    threading.Thread(target=work, name="history-query", daemon=True).start()
+    try:
+        in_time = ended.wait(None if ends is None else max(0.0, ends - time.monotonic()))
+    finally:
+        if not ended.is_set():
+            database.interrupt()
+            _wait_for(ended)
+    if not in_time:
+        raise TooLong("the query took too long and was ended: --timeout SECONDS gives it more time")
+    if failed:
+        raise failed[0]
+    return result[0]
+
+
+def _wait_for(ended: threading.Event) -> None:
+    """Wait for a query that was told to end: Python cannot end in order while it is in duckdb."""
+    deadline = time.monotonic() + _INTERRUPT_S
+    while not ended.is_set() and (left_s := deadline - time.monotonic()) > 0:
+        with contextlib.suppress(KeyboardInterrupt):  # impatient, but it is ending
+            ended.wait(left_s)
+
+
+# -- what a query of the user may be -----------------------------------------------------------
+
+ONLY_SELECT: Final = (
+    "give one SELECT (or WITH ... SELECT) over the tables: whatever writes, loads, attaches or "
+    "changes settings is refused"
+)
+_NODES: Final = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
+_SOURCES: Final = frozenset({"BASE_TABLE", "SUBQUERY", "JOIN", "EMPTY", "EXPRESSION_LIST", "PIVOT"})
+_FUNCTIONS: Final = frozenset({"range", "generate_series", "unnest"})
+
+
+def _checked_query(text: str) -> str:
+    if len(text) > QUERY_CHARS_MAX:
+        raise HistoryError(f"the query is longer than {QUERY_CHARS_MAX:,} characters")
+    if text.count("(") - text.count(")") > FILTER_PARENTHESES_MAX:
+        raise HistoryError("the query has too many parentheses that are not closed")
+    return text
+
+
+def select_of(statements: Sequence[Any], known: Iterable[str]) -> list[str]:
+    """The tables that one SELECT reads, by its syntax tree; refuses whatever else there is."""
+    if len(statements) != 1:
+        raise HistoryError(ONLY_SELECT)
+    names = {name.lower(): name for name in known}
+    within = {name.lower() for name in _withs(statements)}
+    found: dict[str, None] = {}
+    for part in _parts(statements):
+        kind = part.get("type")
+        if "class" in part or not isinstance(kind, str):
+            continue  # an expression; those cannot reach a file
+        if kind.endswith("_NODE"):
+            if kind not in _NODES:
+                raise HistoryError(ONLY_SELECT)
+        elif kind == "TABLE_FUNCTION":
+            function = str((part.get("function") or {}).get("function_name", "")).lower()
+            if function not in _FUNCTIONS:
+                raise HistoryError(f"{function}() is refused: only the tables can be read")
+        elif {"alias", "sample"} <= part.keys() and kind not in _SOURCES:
+            raise HistoryError(ONLY_SELECT)
+        elif kind == "BASE_TABLE":
+            name = str(part.get("table_name", ""))
+            foreign = part.get("catalog_name") or part.get("schema_name") not in ("", "main", None)
+            if not foreign and name.lower() in names:
+                found[names[name.lower()]] = None
+            elif foreign or name.lower() not in within:
+                listed = ", ".join(names.values()) or "none"
+                raise HistoryError(f"unknown table {_shown(name)}: there are {listed}")
+    return list(found)
+
+
+def _withs(tree: Any) -> Iterator[str]:
+    """The names that WITH gives to queries."""
+    for part in _parts(tree):
+        if isinstance(part.get("cte_map"), dict):
+            yield from (str(one.get("key", "")) for one in part["cte_map"].get("map", ()))
+        if part.get("type") in ("RECURSIVE_CTE_NODE", "CTE_NODE"):
+            yield str(part.get("cte_name") or part.get("ctename") or "")
+
+
+def _parts(tree: Any) -> Iterator[dict[str, Any]]:
+    """All objects of a syntax tree."""
+    if isinstance(tree, dict):
+        yield tree
+        tree = list(tree.values())
+    if isinstance(tree, list):
+        for part in tree:
+            yield from _parts(part)
+
+
+def _named_apart(columns: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Columns of which no two have the same name: the second `uuid` is `uuid_2`."""
+    seen: set[str] = set()
+    for name, kind in columns:
+        apart, number = name, 1
+        while apart in seen:
+            number += 1
+            apart = f"{name}_{number}"
+        seen.add(apart)
+        yield apart, kind
+
+
+def _refused(text: str, tables: Sequence[Table], exc: BaseException) -> HistoryError:
+    hint = ""
+    if isinstance(exc, (duckdb.BinderException, duckdb.CatalogException)):
+        hint = "".join(f"; {_columns_of(table)}" for table in tables)
+    return HistoryError(f"{_shown(text)}: {_reason(exc)}{hint}")
+
+
 # -- texts of SQL ------------------------------------------------------------------------------
 
 
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
+
+
+def _view(name: str, files: Sequence[str]) -> str:
+    listed = ", ".join(map(_literal, files))
+    return (
+        f"CREATE VIEW {_quoted(name)} AS "
+        f"SELECT * FROM read_parquet([{listed}], hive_partitioning = false)"
+    )
 
 
 def _literal(text: str) -> str:

@@ -12,8 +12,13 @@ that matter, each measured:
 - Files are read in parts of some hundred thousand events: what is sorted there fits into caches.
 - A task that could run near its data waits a tenth of a second for that, not three: most stages
   are shorter, and a small build on two executors took twice the time.
-- UTC, zstd, no web page, no progress bar of Spark's own.
+- zstd, no web page, no progress bar of Spark's own.
+- What Hadoop writes has the modes of `umbel.files`: it sets those of files itself, from a setting
+  (`settings`), and leaves those of some folders to the umask of the Java process.
 - For a small log none of that pays off: no code is generated and plans are simple (`SMALL`).
+
+A user's own settings go before these; `umbel.pipeline.settings` has the rules, and the few
+settings that nobody may change.
 
 The Java process writes its messages to a file that is removed with the session; what goes wrong
 comes up as one line (`explaining`).
@@ -34,7 +39,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
+from umbel import files
+from umbel.pipeline import connectors
 from umbel.pipeline.errors import HistoryError
+from umbel.pipeline.settings import combined, endpoints, read_defaults
 
 if TYPE_CHECKING:
     from pyspark import SparkConf, SparkContext
@@ -80,10 +88,11 @@ def session(
 ) -> SparkSession:
     """A session on a master, or a `HistoryError` that says in one line why there is none.
 
-    `settings` are Spark's and go before ours; `java_options` come on top of ours.
+    `settings` are Spark's and go before ours and those of `spark-defaults.conf`; `java_options`
+    come on top of ours.
     """
     _check_java()
-    _check_master(master)
+    check_master(master)
     try:
         from pyspark import SparkConf
         from pyspark.sql import SparkSession
@@ -95,9 +104,10 @@ def session(
         ) from None
     for logger in _LOGGERS:  # they write whole stacks of Java to stderr; `explaining` tells enough
         logging.getLogger(logger).disabled = True
-    directory = _directory()
-    conf = SparkConf(loadDefaults=False).setMaster(master).setAppName(name)
-    conf.setAll(list({**_settings(master, directory, java_options), **(settings or {})}.items()))
+    defaults, directory = read_defaults(), _directory()
+    ours = _settings(master, directory, java_options)
+    conf = SparkConf(loadDefaults=False).setAppName(name)
+    conf.setAll(list(combined(ours, defaults, settings or {}).items())).setMaster(master)
     try:
         return SparkSession(_context(conf, directory))
     except Exception as exc:  # Spark fails to start in as many ways as it has parts
@@ -111,7 +121,6 @@ def _settings(master: str, directory: Path, java_options: str) -> dict[str, str]
     made = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.sql.session.timeZone": "UTC",
         "spark.sql.parquet.compression.codec": "zstd",
         "spark.sql.adaptive.enabled": "true",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -121,6 +130,7 @@ def _settings(master: str, directory: Path, java_options: str) -> dict[str, str]
         "spark.sql.files.maxPartitionBytes": str(2**24),
         "spark.sql.streaming.metricsEnabled": "false",
         "spark.locality.wait": "100ms",
+        **endpoints(),
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         "spark.driver.extraJavaOptions": f"{_JAVA_OPTIONS} {log_to} {java_options}",
         "spark.executor.extraJavaOptions": f"{_JAVA_OPTIONS} {java_options}",
@@ -177,7 +187,7 @@ def _check_java() -> None:
         )
 
 
-def _check_master(master: str) -> None:
+def check_master(master: str) -> None:
     """A master that does not answer would be waited for, for minutes."""
     known = re.fullmatch(
         r"local|local\[[\d*]+(?:,\s*\d+)?\]|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]"
@@ -227,7 +237,7 @@ def _context(conf: SparkConf, directory: Path) -> SparkContext:
         return SparkContext(conf=conf)
     with (directory / "java.log").open("w") as log:
         gateway = launch_gateway(  # type: ignore[no-untyped-call]
-            conf, {"stderr": log, "stdout": log}
+            conf, {"stderr": log, "stdout": log, "umask": files.umask()}
         )
     return SparkContext(conf=conf, gateway=gateway)
 
@@ -237,9 +247,21 @@ def _said(exc: Exception, directory: Path) -> str:
     text = first_line(exc)
     if "JAVA_GATEWAY_EXITED" not in text:
         return text
-    lines = (directory / "java.log").read_text(errors="replace").splitlines()
-    told = [line for line in lines if line.strip() and not line.startswith(("WARNING", "\tat "))]
-    return told[0].strip() if told else text
+    return _java_reason((directory / "java.log").read_text(errors="replace")) or text
+
+
+def _java_reason(log: str) -> str:
+    """What Java or `spark-submit` wrote before it ended: the exception, else the first line."""
+    if missing := re.findall(r"unresolved dependency: ([^#\s]+)#([^;\s]+);([^:\s]+)", log):
+        names = ", ".join(dict.fromkeys(":".join(parts) for parts in missing))
+        return (
+            f"{names} was not found: is the version right, and is a Maven repository in reach? "
+            "(--conf spark.jars.repositories=URL names another one, --jars takes files)"
+        )
+    if thrown := re.search(r'^Exception in thread "main" (.+)$', log, re.MULTILINE):
+        return thrown[1].strip()
+    told = (line.strip() for line in log.splitlines() if not line.startswith(("WARNING", "\tat ")))
+    return next((line for line in told if line and not line.startswith("::")), "")
 
 
 # -- what went wrong ---------------------------------------------------------------------------
@@ -267,6 +289,8 @@ def explain(exc: BaseException) -> str:
         return f"cannot read {_plain_path(found.group(1))}: it is damaged, or no Parquet file"
     if "No space left on device" in text:
         return "no space left on device"
+    if missing := connectors.hint(text):
+        return missing
     return first_line(exc)
 
 

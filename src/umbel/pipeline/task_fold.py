@@ -92,21 +92,29 @@ def merge(summaries: DataFrame) -> DataFrame:
 
 
 def tasks(summary: DataFrame) -> DataFrame:
-    """Every task with the fields of `task_states.TASK_FIELDS`, and when it was finished.
+    """Every task with the fields of `task_states.TASK_FIELDS`, when it was finished, and queued.
 
-    `finished` is when the event was sent that gave the task the state in which it ended.
+    `finished` is when the event was sent that gave the task the state in which it ended. `queued`
+    is when its last attempt was sent, or received where nobody saw that attempt sent.
     """
     placed = summary.selectExpr("*", *(f"{_key(name)} AS key_{name}" for name in CLASSES))
     compared = [f"key_{a} > key_{b} AS {_after(a, b)}" for a, b in _compared()]
     told = placed.selectExpr("*", *compared, *(f"{text} AS {at}" for at, text in _LAST.items()))
     held = told.selectExpr("*", f"{_holder()} AS holder")
     chosen = (f"{text} AS {field}" for field, text in _fields().items())
-    whole = held.selectExpr(*chosen, f"{_of_holder('timestamp')} AS ended")
+    whole = held.selectExpr(*chosen, f"{_of_holder('timestamp')} AS ended", f"{_QUEUED} AS queued")
     ready = ", ".join(f"'{state}'" for state in sorted(READY_STATES))
-    return whole.selectExpr(*TASK_FIELDS, f"IF(state IN ({ready}), ended, NULL) AS finished")
+    finished = f"IF(state IN ({ready}), ended, NULL) AS finished"
+    return whole.selectExpr(*TASK_FIELDS, finished, "queued")
 
 
 # -- the rules, as SQL -------------------------------------------------------------------------
+
+# As `umbel.cluster.task_summary.Summary.queued` has it.
+_QUEUED: Final = """
+    CASE WHEN received IS NOT NULL AND coalesce(received.retries, 0L) > coalesce(sent.retries, 0L)
+        THEN received.timestamp ELSE coalesce(sent.timestamp, received.timestamp) END
+"""
 
 
 def _fields() -> dict[str, str]:

@@ -1,11 +1,11 @@
 """One build of the same tables at a time, until the last of its processes is gone.
 
 A build is two processes: Python and the Java that Spark runs in. Python killed, Java notices a
-broken pipe and ends, but not at once: meanwhile it may still write, and its stream is still the
-owner of the checkpoint. So both hold a lock, each one of its own that the system takes back with
-the process: Python for the whole build, Java from before the first job. Whoever comes next finds
-Python's lock held and is refused, since that build may take hours; or only Java's, and waits for
-it, since that is a matter of seconds, and is refused after `ORPHAN_WAIT_S`.
+broken pipe and ends, but not at once: meanwhile it may still write. So both hold a lock, each one
+of its own that the system takes back with the process: Python for the whole build, Java from before
+the first job. Whoever comes next finds Python's lock held and is refused, since that build may take
+hours; or only Java's, and waits for it, since that is a matter of seconds, and is refused after
+`ORPHAN_WAIT_S`.
 
 The files of the locks name their holder, for the message. On NFS both locks hold between machines
 too. Object stores have no locks: there nothing keeps two builds apart.
@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from umbel.files import make_folders, opener
 from umbel.pipeline.errors import HistoryError
 from umbel.pipeline.places import Place
 
@@ -103,8 +104,8 @@ def _wait_for_orphan(tables: Place, progress: Callable[[str], None]) -> None:
 def _opened(tables: Place, path: str) -> Iterator[int]:
     with tables.doing("write"):
         target = tables.path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(target, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        make_folders(target.parent)
+        fd = opener(target, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
     try:
         yield fd
     finally:

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from umbel.cluster.event_rows import IDENTITY
+from umbel.cluster.event_rows import ADDED, IDENTITY
 from umbel.recorder.day_locks import held
 from umbel.recorder.disks import LocalDisk
 from umbel.recorder.errors import Damaged, LogError
@@ -198,8 +198,11 @@ class Compaction:
         path = one.segment.path
         try:
             with self._log.open_file(path) as file:
-                # Columns of another version would be lost, so such a segment is refused.
-                return pq.read_table(file, partitioning=None).select(schema.names).cast(schema)
+                table = pq.read_table(file, partitioning=None)
+            for name in ADDED & set(schema.names) - set(table.column_names):
+                table = table.append_column(name, pa.nulls(len(table), schema.field(name).type))
+            # Columns of another version would be lost, so such a segment is refused.
+            return table.select(schema.names).cast(schema)
         except FileNotFoundError:
             raise
         except Exception as exc:  # Arrow and each store have exceptions of their own

@@ -18,6 +18,8 @@ from typing import Final
 
 import msgspec
 
+from umbel.files import open_file
+
 STALE_S: Final = 900.0
 NAME: Final = ".compacting"
 
@@ -54,7 +56,7 @@ def _take(path: Path, mine: bytes, wall: Callable[[], float]) -> bool:
 
 def _create(path: Path, content: bytes) -> bool:
     try:
-        with path.open("xb") as file:
+        with open_file(path, "xb") as file:
             file.write(content)
     except (FileExistsError, FileNotFoundError):  # held by another; the folder is gone
         return False

@@ -23,7 +23,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+from umbel.files import make_folders, opener, tighten
 from umbel.recorder.errors import LogError, LogFull
+from umbel.stores import open_store
 
 HIDDEN_SUFFIX = ".part"
 # A hidden file on a disk without locks is taken for left behind after so long.
@@ -110,9 +112,10 @@ class LocalDisk:
         (self.root / path).unlink(missing_ok=True)
 
     def clean(self, folder: str) -> int:
-        """Remove half-written files whose writers are dead; how many."""
-        count = 0
-        for name in self.names(folder):
+        """Remove half-written files whose writers are dead; how many. Tighten the others."""
+        count, names = 0, self.names(folder)
+        tighten(self.root / folder / name for name in names)
+        for name in names:
             if name.startswith(".") and name.endswith(HIDDEN_SUFFIX):
                 with contextlib.suppress(OSError):
                     count += _remove_if_left(self.root / folder / name)
@@ -123,7 +126,7 @@ class LocalDisk:
 def _held(hidden: Path) -> Iterator[int]:
     """The file, new, open for writing, and locked, until it is renamed or given up."""
     while True:
-        fd = os.open(hidden, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+        fd = opener(hidden, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC)
         try:
             with contextlib.suppress(OSError):  # a disk without locks
                 fcntl.flock(fd, fcntl.LOCK_EX)
@@ -142,11 +145,9 @@ def _write_all(fd: int, content: Any) -> None:
 
 
 def _make_durable_folder(folder: Path) -> None:
-    if folder.is_dir():
-        return
-    _make_durable_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
-    _flush_folder(folder.parent)
+    if not folder.is_dir():
+        for made in make_folders(folder):
+            _flush_folder(made.parent)
 
 
 def _flush_folder(folder: Path) -> None:
@@ -181,14 +182,11 @@ class StoreDisk:
     is_local = False
 
     def __init__(self, url: str) -> None:
-        import fsspec
-
         self.place = url
         try:
-            self._fs, root = fsspec.core.url_to_fs(url)
-        except (ImportError, ValueError) as exc:
+            self._fs, self._root = open_store(url)
+        except ValueError as exc:
             raise LogError(f"cannot use {url}: {exc}") from exc
-        self._root = root.rstrip("/")
         kinds = self._fs.protocol
         self._puts_whole = bool(OBJECT_STORES & {kinds, *kinds})
 

@@ -2,10 +2,10 @@
 
     {"format": 1, "recorder": "...", "rows": 2, "sequences": [["w1@a", 77, [[1, 2]]]]}
 
-`sequences` are the sequence numbers in it, per sender and incarnation, as ranges whose both ends
-belong to them. So what is missing from a log is known without reading a single row, and the
-manifest is there if and only if the segment is. A compacted segment also names those it stands
-for: `"replaces": ["<name>", ...]`.
+`sequences` are the sequence numbers in it, per hostname and incarnation (or series, of those who
+send events for a worker), as ranges whose both ends belong to them. So what is missing from a log
+is known without reading a single row, and the manifest is there if and only if the segment is. A
+compacted segment also names those it stands for: `"replaces": ["<name>", ...]`.
 """
 
 from __future__ import annotations

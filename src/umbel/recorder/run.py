@@ -28,7 +28,9 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
-from umbel.cluster.sequences import Sequences
+from umbel.broker.permanent import described, permanent
+from umbel.cluster.sequences import Sequences, key_of
+from umbel.exceptions import ImproperlyConfigured
 from umbel.recorder.errors import LogFull
 from umbel.recorder.options import Options
 from umbel.recorder.segments import Segments
@@ -82,7 +84,7 @@ class Recorder:
         self.options = options or Options()
         self.counts = Counts()
         self.ready = threading.Event()  # the broker keeps events for us from now on
-        self._segments = Segments(log, self.options)
+        self._segments = Segments(log, self.options, names=app.conf.task_redact_names)
         self._source = source_for(app, self.options.recorder) if source is None else source
         self._accept = app.accept | {JSON}
         self._numbers = Sequences()
@@ -135,8 +137,10 @@ class Recorder:
         try:
             self._source.open()
         except ConnectionError as exc:
+            if permanent(exc) is not None and not self.ready.is_set():
+                raise ImproperlyConfigured(f"events cannot be recorded: {described(exc)}") from exc
             say = logger.warning if self._pause_s == BACKOFF_FIRST_S else logger.debug
-            say("events can not be taken from the broker (%s): trying again", exc)
+            say("Events cannot be taken from the broker: %s", described(exc))
             stop.wait(random.uniform(self._pause_s / 2, self._pause_s))  # noqa: S311 - no secret
             self._pause_s = min(self._pause_s * 2, BACKOFF_LAST_S)
             return
@@ -181,10 +185,9 @@ class Recorder:
 
     def _wants(self, event: Event) -> bool:
         """Notes its number; all are wanted, also those that came before."""
-        seq, inc = event.get("seq"), event.get("inc")
-        if seq is not None and inc is not None:
-            is_new = self._numbers.note(event["hostname"], inc, seq)
-            self.counts.duplicates += not is_new
+        series = key_of(event)
+        if series is not None:
+            self.counts.duplicates += not self._numbers.note(*series, event["seq"])
         return True
 
     def _wants_unnumbered(self, event: Event) -> bool:

@@ -21,11 +21,13 @@ from typing import Any
 import pyarrow as pa
 
 from umbel.cluster.event_rows import raw_json, row
+from umbel.cluster.sequences import key_of
 from umbel.recorder.log import EVENTS, QUARANTINE, Log, day_of, segment_path
 from umbel.recorder.manifests import Key, segment_bytes
 from umbel.recorder.options import FULL_FACTOR, Options
 from umbel.recorder.rows import QUARANTINE_SCHEMA, SCHEMA, batch, quarantine_row
 from umbel.wire.events import Event
+from umbel.wire.redaction import DEFAULT_NAMES, by_name, redact_event
 
 BATCH_ROWS = 4_000
 UNHOLDABLE = "not-a-row"
@@ -68,10 +70,13 @@ class Segments:
         log: Log,
         options: Options | None = None,
         *,
+        names: tuple[str, ...] = DEFAULT_NAMES,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
+        """`names`: what stands under these is hidden in events whose senders have not done so."""
         self.log, self.options = log, options or Options()
+        self._rules = by_name(names)
         self._clock, self._wall = clock, wall
         self._number = 0
         self._parts: dict[tuple[str, int], _Part] = {}
@@ -86,6 +91,7 @@ class Segments:
 
     def add(self, event: Event, received: float, token: Any = None) -> None:
         """Collect a well-formed event (`wire.events.check`); never raises for what is in it."""
+        redact_event(event, self._rules)
         try:
             made = row(event, received, self.options.recorder)
         except Exception as exc:  # noqa: BLE001 - one event, one barrier: it is kept, with the reason
@@ -93,8 +99,8 @@ class Segments:
             return
         part = self._part(EVENTS, received)
         part.add(made)
-        if (seq := made.get("seq")) is not None and (inc := made.get("inc")) is not None:
-            part.sequences.setdefault((made["hostname"], inc), []).append(seq)
+        if (series := key_of(event)) is not None:
+            part.sequences.setdefault(series, []).append(event["seq"])
         self._note(len(made["raw"]), token)
 
     def quarantine(
@@ -106,9 +112,15 @@ class Segments:
         source: str | None = None,
     ) -> None:
         """Collect what is no event, with the reason, and where it was if that is known."""
-        made = quarantine_row(raw, reason, received, self.options.recorder, source)
+        made = quarantine_row(self._redacted(raw), reason, received, self.options.recorder, source)
         self._part(QUARANTINE, received).add(made)
         self._note(len(made["raw"]), token)
+
+    def _redacted(self, raw: bytes | str) -> bytes | str:
+        if isinstance(raw, str):
+            return self._rules.text(raw)
+        # Byte by byte, whatever they are: names and marks are the same in all usual encodings.
+        return self._rules.text(bytes(raw).decode("latin-1")).encode("latin-1")
 
     def hold(self, token: Any) -> None:
         """Take the token of a message that had nothing in it: it comes back with the others."""

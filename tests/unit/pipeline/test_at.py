@@ -141,3 +141,75 @@ def test_a_custom_event_means_that_the_task_runs(tmp_path: Path) -> None:
     with Tables(publish(tmp_path, {"timeline": timeline, "tasks": [task]})) as tables:
         (found,) = at(tables, clock=3).running
         assert (found.uuid, found.name, found.state) == ("a", "shop.report", "PROGRESS")
+
+
+@pytest.mark.parametrize("pid", [40, 41], ids=["the worker itself", "a pool process of Celery"])
+def test_a_task_whose_last_event_was_its_own_runs_as_long_as_its_node_is_there(
+    tmp_path: Path, pid: int
+) -> None:
+    kinds = [("worker-online", 40), ("task-started", 40), ("task-progress", pid)]
+    timeline = [
+        {"position": n, "clock": n + 1, "timestamp": BEGAN + n, "hostname": "w@h",
+         "uuid": "a" if kind.startswith("task-") else None, "incarnation": incarnation,
+         "type": kind}
+        for n, (kind, incarnation) in enumerate(kinds)
+    ]  # fmt: skip
+    node = {"hostname": "w@h", "incarnation": 40, "online": BEGAN, "lost": BEGAN + 10}
+    told = {"timeline": timeline, "workers": [node], "tasks": [{"uuid": "a"}]}
+    with Tables(publish(tmp_path, told)) as tables:
+        before, after = at(tables, time=BEGAN + 9), at(tables, time=BEGAN + 11)
+    assert (uuids(before.running), uuids(before.orphaned)) == ({"a"}, set())
+    assert [one.running for one in before.nodes] == [1]
+    assert (uuids(after.running), uuids(after.orphaned)) == (set(), {"a"})
+
+
+def test_a_task_that_was_cancelled_waits_to_be_delivered_again(tmp_path: Path) -> None:
+    timeline = [
+        {"position": n, "clock": n + 1, "timestamp": BEGAN + n, "hostname": "w@h", "uuid": "a",
+         "incarnation": 1, "type": kind}
+        for n, kind in enumerate(["task-received", "task-started", "task-cancelled"])
+    ]  # fmt: skip
+    with Tables(publish(tmp_path, {"timeline": timeline, "tasks": [{"uuid": "a"}]})) as tables:
+        assert uuids(at(tables, clock=3).waiting) == {"a"}
+
+
+def test_lives_of_one_process_number_are_told_apart_by_when_they_began(tmp_path: Path) -> None:
+    kinds = [
+        ("task-started", "before"),  # the recorder came later than the worker
+        ("worker-heartbeat", None),
+        ("worker-online", None),
+        ("task-started", "first"),
+        ("worker-offline", None),
+        ("worker-online", None),
+        ("task-started", "second"),
+        ("worker-heartbeat", None),
+    ]
+    timeline = [
+        {"position": n, "clock": n + 1, "timestamp": BEGAN + n, "hostname": "w@h", "uuid": uuid,
+         "incarnation": 1, "type": kind}
+        for n, (kind, uuid) in enumerate(kinds)
+    ]  # fmt: skip
+    born = [1, round((BEGAN + 2) * 1e6), round((BEGAN + 5) * 1e6)]
+    ends: list[dict[str, Any]] = [{"lost": BEGAN + 2}, {"offline": BEGAN + 4}, {}]
+    workers = [
+        {"hostname": "w@h", "incarnation": incarnation, "pid": 1, "online": online, **end}
+        for incarnation, online, end in zip(born, (BEGAN, BEGAN + 2, BEGAN + 5), ends, strict=True)
+    ]
+    tasks = [{"uuid": uuid} for _, uuid in kinds if uuid]
+    told = {"timeline": timeline, "workers": workers, "tasks": tasks}
+    with Tables(publish(tmp_path, told)) as tables:
+        early, middle, end = (at(tables, time=BEGAN + after) for after in (3, 4, 7))
+        by_clock = at(tables, clock=8)
+    assert [(one.incarnation, one.alive) for one in early.nodes] == [
+        (born[0], False), (born[1], True),
+    ]  # fmt: skip
+    assert (uuids(early.running), uuids(early.orphaned)) == ({"first"}, {"before"})
+    assert [(one.how, one.since) for one in middle.nodes] == [
+        ("lost", BEGAN + 1), ("offline", BEGAN + 2),
+    ]  # fmt: skip
+    for picture in (end, by_clock):
+        assert [(one.incarnation, one.how, one.running) for one in picture.nodes] == [
+            (born[0], "lost", 0), (born[1], "offline", 0), (born[2], "", 1),
+        ]  # fmt: skip
+        assert uuids(picture.running) == {"second"}
+        assert uuids(picture.orphaned) == {"before", "first"}

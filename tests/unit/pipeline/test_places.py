@@ -48,12 +48,14 @@ def test_the_summaries_that_are_alive_are_known_again(place: Place, tmp_path: Pa
     tiers = Tiers.open(place, log)
     tiers.batch, tiers.live = 7, [{"path": "_work/tiers/a", "level": 0}]
     tiers.save()
-    place.write_json(f"_work/checkpoint-{tiers.checkpoint}/offsets", {})
+    place.write_json("_work/checkpoint-of-an-older-version/offsets", {})
     place.write_json("_work/tiers/a/part", {})
     place.write_json("_work/tiers/left-behind/part", {})
     again = Tiers.open(place, log)
-    assert (again.batch, again.live, again.checkpoint) == (7, tiers.live, tiers.checkpoint)
+    again.clean()
+    assert (again.batch, again.live) == (7, tiers.live)
     assert place.names("_work/tiers") == ["a"]
+    assert place.names("_work") == ["manifest.json", "tiers"]
 
 
 def test_a_damaged_file_and_an_unknown_store_are_one_line(tmp_path: Path) -> None:

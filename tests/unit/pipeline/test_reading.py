@@ -107,6 +107,8 @@ def test_an_unknown_table_names_those_there_are(tables: Tables) -> None:
 def test_no_file_but_those_of_the_tables_can_be_opened_and_nothing_set_or_written(
     tables: Tables, tmp_path: Path
 ) -> None:
+    assert tables.tables
+    found(tables, "tasks", "true")
     database = tables._database
     for statement in (
         "SELECT * FROM read_csv('/etc/passwd')",

@@ -102,6 +102,22 @@ def test_numbers_on_the_page_are_those_of_the_tables(tables: Tables, world: Worl
     assert "mostly for" in shown
 
 
+def test_an_election_that_is_open_when_the_log_ends_is_no_failure(tmp_path: Path) -> None:
+    rows = [
+        {"id": f"e{number}", "topic": "task", "requested": BEGAN + number, "verdict": verdict}
+        for number, verdict in enumerate(["exactly once", "open", "exactly once", "none"])
+    ]
+    for count, (told, alarm) in {3: ("2 / 2", ""), 4: ("2 / 3", " alarm")}.items():
+        place = publish(tmp_path / str(count), {"elections": rows[:count]})
+        with Tables(place) as tables:
+            page, checked = text_of(tables)
+        assert f"{told} elections exactly once, 1 still open" in " ".join(checked.texts)
+        assert f'<div class="tile{alarm}"><b>{told}</b>' in page
+        assert '<span class="badge none">open</span>' in page
+    places = [page.index(f">{verdict}<") for verdict in ("none", "open", "exactly once")]
+    assert places == sorted(places), "what went wrong comes first"
+
+
 def test_throughput_has_every_end_of_a_task_once(tables: Tables, world: World) -> None:
     counts, sent = Facts(tables).throughput()
     for kind, by_column in counts.items():

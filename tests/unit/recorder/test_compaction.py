@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.log_reading import event, identities, rows, segments
+from umbel.cluster.event_rows import ADDED
 from umbel.recorder import compaction, day_locks
 from umbel.recorder.checking import check
 from umbel.recorder.compaction import Compaction, Keeper
@@ -173,6 +174,27 @@ def test_a_segment_that_can_not_be_merged_does_not_keep_others_from_it(
     assert len(segments(tmp_path)) == 2
     assert older.exists()
     assert len(rows(tmp_path)) == 30
+
+
+def test_segments_of_a_recorder_that_knew_fewer_columns_are_merged_with_newer_ones(
+    tmp_path: Path, log: Log, wall: Wall
+) -> None:
+    fill(log, wall, [10])
+    (older,) = segments(tmp_path)
+    metadata = pq.read_metadata(older).metadata
+    table = pq.read_table(older, partitioning=None).drop_columns(sorted(ADDED))
+    pq.write_table(table.replace_schema_metadata({b"umbel": metadata[b"umbel"]}), older)
+    writer = Segments(log, Options(recorder="r1"), wall=wall)
+    for number in (1, 2, 4):
+        writer.add(event(number, umbel_series=5, timestamp=NOON + number), wall.now)
+    writer.roll()
+    wall.now += 600
+    outcome = Compaction(log, keep_s=0, wall=wall).run()
+    assert (outcome.merged, outcome.made, outcome.rows, outcome.unreadable) == (2, 1, 13, [])
+    Compaction(log, keep_s=0, wall=wall).run()
+    assert sorted(row["series"] or 0 for row in rows(tmp_path)) == [0] * 10 + [5] * 3
+    missing = {(one.hostname, one.inc): one.gaps for one in check(log).incarnations}
+    assert missing == {("w1@a", 77): [], ("w1@a", 5): [(3, 3)]}
 
 
 def test_while_some_write_and_others_compact_every_event_stays(tmp_path: Path, log: Log) -> None:

@@ -336,6 +336,7 @@ def make_events() -> Iterator[Callable[[], list[dict[str, Any]]]]:
             stamper.make("task-received", {"uuid": "1", "args": '"inc":'}),
             stamper.make("worker-heartbeat", {}),
             stamper.make("task-started", {"uuid": "1", "timestamp": 1.5e9}, 2**52),
+            stamper.make("task-progress", {"uuid": "1"}, blind=True),
         ]
 
     yield make

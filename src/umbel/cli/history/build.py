@@ -8,20 +8,20 @@ second one ends it at once, which the tables survive.
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from umbel.cli.errors import FINE, print_line
+from umbel.cli.errors import FINE, log_to_stderr, print_line
 from umbel.cli.group import Invocation
 from umbel.cli.history.moments import read_time
-from umbel.cli.history.opening import needing_packages
-from umbel.cli.plain import plain, plain_json
+from umbel.cli.history.opening import needing_packages, telling
+from umbel.cli.plain import plain_json
 
 if TYPE_CHECKING:
     from umbel.pipeline.build import Options, Run
@@ -31,7 +31,14 @@ Examples:
   umbel history build --log events --tables tables           # what is new since the last time
   umbel history build --log events --tables tables --follow  # go on until Ctrl-C
   umbel history build --log events --tables today --since 24h
-  umbel history build --log s3://logs/shop --tables s3://logs/tables --master spark://host:7077
+  umbel history build --log /shared/events --tables /shared/tables --master spark://host:7077
+  umbel history build --log events --tables tables --conf spark.driver.memory=4g
+  umbel history build --log s3://b/l --tables s3://b/t --packages org.apache.hadoop:hadoop-aws:3.5.0
+
+\b
+Settings of Spark: --conf goes before spark-defaults.conf (SPARK_CONF_DIR, or SPARK_HOME/conf), and
+that before Umbel's own. --packages gets a connector for an object store: the error that names a
+missing one has the right version.
 """
 
 
@@ -55,11 +62,22 @@ Examples:
 )
 @click.option(
     "--master",
-    default="local[*]",
-    show_default=True,
     metavar="URL",
-    help="Where Spark runs: here, or on a cluster.",
+    help="Where Spark runs: spark://HOST:PORT, yarn, k8s://HOST:PORT; here (local[*]) by default.",
 )
+@click.option(
+    "--conf",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A setting of Spark; may be given several times.",
+)
+@click.option(
+    "--packages",
+    multiple=True,
+    metavar="A:B:C,...",
+    help="Maven packages for Spark, as GROUP:ARTIFACT:VERSION.",
+)
+@click.option("--jars", multiple=True, metavar="FILE,...", help="Jar files for Spark.")
 @click.option("--full", is_flag=True, help="Read the whole log, not only what is new.")
 @click.option("--follow", is_flag=True, help="Go on as the log grows, until Ctrl-C.")
 @click.option(
@@ -68,16 +86,25 @@ Examples:
     callback=read_time,
     help="Only events sent after this time: UTC, with a zone, Unix seconds, or 24h.",
 )
+@click.option(
+    "--skip-damaged",
+    is_flag=True,
+    help="Leave out segments of the log that cannot be read, and count them.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print what was done as one JSON object.")
 @click.pass_obj
 def build(
     invocation: Invocation,
     log: str,
     directory: str,
-    master: str,
+    master: str | None,
+    conf: tuple[str, ...],
+    packages: tuple[str, ...],
+    jars: tuple[str, ...],
     full: bool,
     follow: bool,
     since: float | None,
+    skip_damaged: bool,
     as_json: bool,
 ) -> int:
     """Make or renew the tables from the event log, on Spark (Java 17 or newer).
@@ -85,15 +112,21 @@ def build(
     Killed at any point, the tables stay as they were, and the next build goes on from there.
     """
     with needing_packages():
+        from umbel.pipeline import connectors, settings
         from umbel.pipeline.build import Options
-    with _telling(invocation.quiet) as tell:
+        from umbel.pipeline.session import LOCAL
+    given = settings.read_conf(conf, packages, jars)
+    connectors.check((log, directory), {**settings.read_defaults(), **given})
+    with log_to_stderr("umbel.history", logging.WARNING), telling(invocation.quiet) as tell:
         options = Options(
             log=log,
             tables=directory,
-            master=master,
+            master=settings.master_of(master, given, LOCAL),
+            settings=given,
             full=full,
             follow=follow,
             since=since,
+            skip_damaged=skip_damaged,
             progress=tell,
         )
         run = _follow(options) if follow else _build(options)
@@ -112,21 +145,6 @@ def _build(options: Options) -> Run:
 
 def _facts(run: Run) -> dict[str, Any]:
     return {**asdict(run), "duplicate": run.duplicate}
-
-
-@contextlib.contextmanager
-def _telling(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Shows the step that the build is at, where there is a terminal."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda step: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        shown = progress.add_task("starting")
-        yield lambda step: progress.update(shown, description=plain(step))
 
 
 # -- following ---------------------------------------------------------------------------------

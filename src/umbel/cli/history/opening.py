@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from umbel.cli.errors import CommandFailed
+from umbel.cli.plain import plain
 
 if TYPE_CHECKING:
     from umbel.pipeline.reading import Tables
@@ -33,7 +35,7 @@ def limit_option(default: int, of: str) -> Callable[[_Command], _Command]:
         default=default,
         show_default=True,
         metavar="N",
-        help=f"So many {of} at most; 0 shows all.",
+        help=f"The most {of} to print; 0 prints all.",
     )
 
 
@@ -58,6 +60,21 @@ def opened(directory: str) -> Iterator[Tables]:
         from umbel.pipeline.reading import Tables
     with Tables(directory) as tables:
         yield tables
+
+
+@contextlib.contextmanager
+def telling(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Shows the step that a command is at, where there is a terminal."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda step: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        shown = progress.add_task("starting")
+        yield lambda step: progress.update(shown, description=plain(step))
 
 
 def names_of(value: str | None) -> list[str]:

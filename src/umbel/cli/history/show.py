@@ -87,22 +87,24 @@ def show(
         rows = iter(answer.rows)
         kept = itertools.islice(rows, limit) if limit else rows
         if as_json:
-            _print_json(answer, kept)
+            print_json(answer, kept)
         else:
-            _print_sheet(answer, kept, invocation.color)
+            print_sheet(answer, kept, invocation.color)
         if limit and next(rows, None) is not None and not invocation.quiet:
             print_line(f"there are more than {limit} rows: --limit 0 shows all")
     return FINE
 
 
-def _print_json(answer: Answer, rows: Iterator[tuple[Any, ...]]) -> None:
+def print_json(answer: Answer, rows: Iterator[tuple[Any, ...]]) -> None:
+    """One JSON object per line."""
     names = list(answer.columns)
     write = sys.stdout.write
     for row in rows:
         write(f"{plain_json(dict(zip(names, row, strict=True)))}\n")
 
 
-def _print_sheet(answer: Answer, rows: Iterator[tuple[Any, ...]], color: bool | None) -> None:
+def print_sheet(answer: Answer, rows: Iterator[tuple[Any, ...]], color: bool | None) -> None:
+    """Rows lined up for a terminal."""
     from umbel.cli.history.cells import cell, is_right
     from umbel.cli.sheets import Sheet, plain_lines
     from umbel.cli.sheets import show as show_sheets

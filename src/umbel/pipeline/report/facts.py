@@ -25,6 +25,8 @@ OUTCOME_TYPES: Final = (
     "task-rejected",
 )
 
+_NAME: Final = "^([A-Za-z_][A-Za-z0-9_.]*)"
+
 Rows = list[dict[str, Any]]
 
 
@@ -37,10 +39,16 @@ class Listing:
 
 
 class Facts:
-    """Questions to the tables of one build; each is asked when it is needed."""
+    """Questions to the tables of one build; each is asked when it is needed.
 
-    def __init__(self, tables: Tables) -> None:
+    Without `details`, of errors only their class is asked for.
+    """
+
+    def __init__(self, tables: Tables, *, details: bool = True) -> None:
         self._tables = tables
+        self.details = details
+        # Who sees no details sees no words of a text that is not the repr of an exception.
+        self._class = _NAME if details else f"{_NAME}\\("
         self.run = tables.run
         self.directory = tables.directory
         self.span, self.outside = self._find_span()
@@ -116,7 +124,8 @@ class Facts:
             found.update(
                 ask(
                     "SELECT count(*) AS elections, "
-                    "count(*) FILTER (verdict = 'exactly once') AS once FROM elections"
+                    "count(*) FILTER (verdict = 'exactly once') AS once, "
+                    "count(*) FILTER (verdict = 'open') AS open FROM elections"
                 )[0]
             )
         if self.has("gaps", "missing"):
@@ -207,10 +216,10 @@ class Facts:
 
     def failures(self) -> Listing:
         """Failed tasks by the kind of error."""
+        example = "arg_max(exception, failed) AS example, " if self.details else ""
         grouped = (
-            "SELECT coalesce(nullif(regexp_extract(exception, '^[A-Za-z_][A-Za-z0-9_.]*'), ''), "
-            "'(unknown)') AS error, count(*) AS n, max(failed) AS last, "
-            "arg_max(exception, failed) AS example, "
+            f"SELECT coalesce(nullif(regexp_extract(exception, '{self._class}', 1), ''), "
+            f"'(unknown)') AS error, count(*) AS n, max(failed) AS last, {example}"
             "list_sort(list_distinct(list(name)))[:4] AS names FROM tasks "
             "WHERE state = 'FAILURE' GROUP BY error"
         )
@@ -222,7 +231,7 @@ class Facts:
         """Which tasks were tried again, and for what."""
         grouped = (
             "SELECT name, count(*) AS n, count(DISTINCT uuid) AS tasks, "
-            "mode(regexp_extract(exception, '^[A-Za-z_][A-Za-z0-9_.]*')) AS error "
+            f"mode(regexp_extract(exception, '{self._class}', 1)) AS error "
             "FROM attempts WHERE outcome = 'RETRY' GROUP BY name"
         )
         rows = self._tables.ask(f"{grouped} ORDER BY n DESC, name LIMIT {ROWS_MAX}")

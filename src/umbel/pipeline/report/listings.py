@@ -43,7 +43,9 @@ def elections(facts: Facts) -> Section | None:
     wanted = ("id", "topic", "requested", "candidates", "winner", "executions", "verdict")
     if not facts.has("elections", *wanted):
         return None
-    found = facts.listing("elections", "verdict = 'exactly once', requested DESC")
+    # What went wrong comes first, then what is not over.
+    order = "verdict = 'exactly once', verdict = 'open', requested DESC"
+    found = facts.listing("elections", order)
     lead = "An election is decided by a register on the broker; each must be carried out once."
     columns = [
         Column("requested", lambda row: facts.when(row["requested"]), "m"),
@@ -67,7 +69,8 @@ def _candidates(found: Any) -> str:
 
 
 def _verdict(verdict: Any) -> str:
-    return badge(text(verdict, 40), "good" if verdict == "exactly once" else "bad")
+    kinds = {"exactly once": "good", "open": "none"}
+    return badge(text(verdict, 40), kinds.get(verdict, "bad"))
 
 
 def failures(facts: Facts) -> Section | None:
@@ -79,7 +82,7 @@ def failures(facts: Facts) -> Section | None:
         of("n", number, "n", "tasks"),
         Column("of", lambda row: ", ".join(text(name, 60) for name in row["names"] or ()), "w"),
         Column("last", lambda row: facts.when(row["last"]), "m"),
-        of("example", text, "w", "for example"),
+        *([of("example", text, "w", "for example")] if facts.details else []),
     ]
     content = table_of(facts.failures(), columns, "No task failed.")
     if facts.has("attempts", "outcome", "exception", "name", "uuid"):

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+from umbel.files import open_file
 from umbel.pipeline.errors import HistoryError
 from umbel.pipeline.reading import Tables
 from umbel.pipeline.report.facts import Facts
@@ -66,7 +67,8 @@ def write(tables: Tables, target: str | os.PathLike[str], title: str = TITLE) ->
     content = page(tables, title).encode("utf-8", "backslashreplace")
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        beside.write_bytes(content)
+        with open_file(beside, "xb") as file:
+            file.write(content)
         beside.replace(path)
     except OSError as exc:
         with contextlib.suppress(OSError):

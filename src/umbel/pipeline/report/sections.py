@@ -41,11 +41,10 @@ def tiles(facts: Facts) -> str:
         lost = f", {total['lost']:,} lost" if total["lost"] else ""
         add(number(total["nodes"]), f"nodes{lost}", bool(total["lost"]))
     if total.get("elections"):
-        add(
-            f"{total['once']:,} / {total['elections']:,}",
-            "elections exactly once",
-            total["once"] < total["elections"],
-        )
+        over = total["elections"] - total["open"]
+        still = f", {total['open']:,} still open" if total["open"] else ""
+        label = f"elections exactly once{still}"
+        add(f"{total['once']:,} / {over:,}", label, total["once"] < over)
     if "events" in total:
         add(number(total["events"]), "events")
     if "missing" in total:

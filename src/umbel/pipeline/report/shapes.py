@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from umbel.worker.logs import mask_secrets
+from umbel.wire.secret_texts import mask_addresses
 
 CHARS_MAX: Final = 200
 NOTHING: Final = "-"
@@ -32,7 +32,7 @@ def text(value: Any, chars_max: int = CHARS_MAX) -> str:
         return ""
     shown = str(value)[: 4 * chars_max]
     if "://" in shown:
-        shown = mask_secrets(shown)
+        shown = mask_addresses(shown)
     if not shown.isprintable():
         shown = "".join(
             char if char.isprintable() else char.encode("unicode_escape").decode("ascii")

@@ -33,17 +33,35 @@ class Inputs:
     spark: SparkSession
     events: DataFrame
     tasks: DataFrame
+    log_ends: float  # Unix seconds, see `umbel.pipeline.watermarks`
+
+
+def _attempts(inputs: Inputs) -> DataFrame:
+    births = workers.births(inputs.events)
+    facts = workers.life_facts(inputs.events, births)
+    lived = workers.with_lives(inputs.events, births)
+    return attempts.attempts(lived, workers.statuses(facts, inputs.log_ends))
+
+
+def _workers(inputs: Inputs) -> DataFrame:
+    births = workers.births(inputs.events)
+    return workers.workers(
+        workers.life_facts(inputs.events, births),
+        workers.drifts(inputs.events, births),
+        workers.missing_numbers(inputs.events),
+        inputs.log_ends,
+    )
 
 
 TABLES: Final[dict[str, Callable[[Inputs], DataFrame]]] = {
     "timeline": lambda inputs: timeline.timeline(inputs.events),
-    "attempts": lambda inputs: attempts.attempts(inputs.events),
-    "workers": lambda inputs: workers.workers(inputs.events),
-    "elections": lambda inputs: elections.elections(inputs.events),
+    "attempts": _attempts,
+    "workers": _workers,
+    "elections": lambda inputs: elections.elections(inputs.events, inputs.log_ends),
     "revocations": lambda inputs: revocations.revocations(inputs.events),
     "clock_audit": lambda inputs: clock_audit.clock_audit(inputs.events),
     "rates": lambda inputs: rates.rates(inputs.events),
-    "lineage": lambda inputs: lineage.lineage(inputs.tasks),
+    "lineage": lambda inputs: lineage.lineage(inputs.tasks, inputs.events),
     "gaps": lambda inputs: gaps.gaps(inputs.events),
 }
 # The columns of each table, as SQL.

@@ -14,7 +14,7 @@ no worker knows (`NotRegistered`) was never begun.
 | attempt       | 1 for its first execution, in the order of events                           |
 | name          | the task's name                                                             |
 | worker        | the node that ran it                                                        |
-| incarnation   | the life of the node                                                        |
+| incarnation   | the life of the node, as in `workers`                                       |
 | received      | when the node had it, before this execution, Unix seconds                   |
 | started       | when its code began; null when that event is missing                        |
 | ended         | when it ended; null when that event is missing, or it runs                  |
@@ -35,7 +35,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from umbel.pipeline.tables.shapes import check
-from umbel.pipeline.tables.workers import statuses
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -69,8 +68,12 @@ _BEFORE: Final = (
 _IS_LOST: Final = "(ran_anew OR coalesce(status IN ('lost', 'offline'), false))"
 
 
-def attempts(events: DataFrame) -> DataFrame:
-    """One row for each execution; see the module's text."""
+def attempts(events: DataFrame, statuses: DataFrame) -> DataFrame:
+    """One row for each execution.
+
+    The events have their `life` (`workers.with_lives`), the statuses are those of
+    `workers.statuses`.
+    """
     made = events.sparkSession.sql(
         f"""
         SELECT uuid, CAST(attempt AS BIGINT) AS attempt, name, placed.hostname AS worker,
@@ -101,17 +104,20 @@ def attempts(events: DataFrame) -> DataFrame:
             ON placed.hostname = lives.hostname AND placed.life <=> lives.incarnation
         """,  # noqa: S608 - our own names
         placed=executions(events),
-        lives=statuses(events),
+        lives=statuses,
     )
     return check(made, SCHEMA)
 
 
 def executions(events: DataFrame) -> DataFrame:
-    """Executions with their start `s` and their end `e`, of which one may be null."""
+    """Executions with their start `s` and their end `e`, of which one may be null.
+
+    The events have their `life` (`workers.with_lives`).
+    """
     return events.sparkSession.sql(
         f"""
         WITH told AS (
-            SELECT uuid, hostname, incarnation, order_clock, timestamp, origin, type, tie,
+            SELECT uuid, hostname, life, order_clock, timestamp, origin, type, tie,
                 runtime, exception, terminated, expired, requeue,
                 CASE type {_STEPS} END AS step,
                 max(name) OVER (PARTITION BY uuid) AS task_name
@@ -128,13 +134,13 @@ def executions(events: DataFrame) -> DataFrame:
             FROM steps
         ), executions AS (
             SELECT uuid, hostname, number, max(task_name) AS name,
-                min(IF(step = 'start', struct({_PLACE}, incarnation, had), NULL)) AS s,
-                min(IF(step LIKE '%end', struct({_PLACE}, incarnation, had, runtime, exception,
+                min(IF(step = 'start', struct({_PLACE}, life, had), NULL)) AS s,
+                min(IF(step LIKE '%end', struct({_PLACE}, life, had, runtime, exception,
                     terminated, expired, requeue), NULL)) AS e
             FROM numbered WHERE step != 'receipt'
             GROUP BY uuid, hostname, number
         )
-        SELECT *, coalesce(s.incarnation, e.incarnation) AS life,
+        SELECT *, coalesce(s.life, e.life) AS life,
             row_number() OVER (PARTITION BY uuid ORDER BY
                 coalesce(s.order_clock, e.order_clock), coalesce(s.timestamp, e.timestamp),
                 coalesce(s.origin, e.origin), number) AS attempt,

@@ -7,14 +7,15 @@
 |                     | it (`umbel.cluster.clock.JUMP_MAX`)                                      |
 | missing             | a node sends events of this type without a clock: the first of them     |
 | effect before cause | a clock is not greater than that of what must come before: of receipt   |
-|                     | than of sending (by a client in step), of the start than of receipt, of |
-|                     | the end than of the start, of a child's event than of its parent's start |
+|                     | than of sending the same attempt (by a client in step), of the start    |
+|                     | than of receipt, of the end than of the start, of a child's event than  |
+|                     | of its parent's start                                                   |
 
 Only clocks are compared, never times. `went back` and `jump` need numbered events, which Celery's
-workers do not send; a start, a retry and a candidacy have a clock that was set aside for them, so
-they are no measure for others. Celery's messages carry no clock, so its tasks may well begin
-before their cause: a true finding about the order of the log. Where events are missing (`gaps`), a
-later event of the same kind may stand for the one that is lost.
+workers do not send; a sending, a start, a retry and a candidacy have a clock that was set aside for
+them, so they are no measure for others. Celery's messages carry no clock, so its tasks may well
+begin before their cause: a true finding about the order of the log. Where events are missing
+(`gaps`), a later event of the same kind may stand for the one that is lost.
 
 | column        | what it is                                                                    |
 | ------------- | ----------------------------------------------------------------------------- |
@@ -44,13 +45,13 @@ SCHEMA: Final = """
     other_timestamp DOUBLE, count BIGINT
 """
 # Their clocks are set aside before they are numbered, or put behind all others on purpose.
-SET_ASIDE: Final = ("task-started", "task-retried", "worker-elect")
+SET_ASIDE: Final = ("task-sent", "task-started", "task-retried", "worker-elect")
 _EVENT: Final = "struct(order_clock, timestamp, type, hostname, incarnation)"
 _ENDS: Final = "('succeeded', 'failed', 'retried', 'revoked', 'rejected')"
 
 
 def clock_audit(events: DataFrame) -> DataFrame:
-    """One row for each finding; see the module's text."""
+    """One row for each finding."""
     found = _in_sequence(events).union(_missing(events))
     return check(found.union(_in_a_task(events)).union(_children(events)), SCHEMA)
 
@@ -87,44 +88,68 @@ def _missing(events: DataFrame) -> DataFrame:
     )
 
 
-def _in_a_task(events: DataFrame) -> DataFrame:
-    """Sending, receipt, start and end of one task; the latter three at one worker."""
+def _sendings(events: DataFrame) -> DataFrame:
+    """The receipts of each attempt at each worker, and the sending of that attempt.
+
+    A retry is sent by the task itself, with the same id and the next number of `retries`: it is no
+    cause of the receipt of the attempt before it. What is delivered again was sent once. If one of
+    several sendings has no clock to compare with, nobody can tell which receipts it caused.
+    """
     return events.sparkSession.sql(
         f"""
         WITH told AS (
-            SELECT uuid, class, {_EVENT} AS event,
+            SELECT uuid, coalesce(retries, 0L) AS retries, class, {_EVENT} AS event,
                 IF(class = 'sent', NULL, hostname) AS worker,
                 IF(class = 'sent', NULL, incarnation) AS life
-            FROM {{events}}
-            WHERE class IN ('sent', 'received', 'started') OR class IN {_ENDS} AND clock IS NOT NULL
+            FROM {{events}} WHERE class IN ('sent', 'received')
         ), firsts AS (
-            SELECT uuid, worker, life,
-                min(IF(class = 'sent' AND event.order_clock > 0, event, NULL)) AS sent,
-                min(IF(class = 'received', event, NULL)) AS received,
-                min(IF(class = 'started', event, NULL)) AS started,
-                min(IF(class IN {_ENDS}, event, NULL)) AS ended,
+            SELECT uuid, retries, worker, life,
+                min(IF(class = 'sent', event, NULL)) AS sent,
+                min(IF(class = 'received', event, NULL)) AS received
+            FROM told GROUP BY uuid, retries, worker, life
+        )
+        SELECT uuid, min(sent) OVER (PARTITION BY uuid, retries) AS cause, received AS effect
+        FROM firsts
+        """,  # noqa: S608 - our own names
+        events=events,
+    )
+
+
+def _executions(events: DataFrame) -> DataFrame:
+    """The first receipt, start and end of each task at each worker, one as the other's cause."""
+    return events.sparkSession.sql(
+        f"""
+        WITH firsts AS (
+            SELECT uuid,
+                min(IF(class = 'received', {_EVENT}, NULL)) AS received,
+                min(IF(class = 'started', {_EVENT}, NULL)) AS started,
+                min(IF(class IN {_ENDS}, {_EVENT}, NULL)) AS ended,
                 count_if(class = 'received') AS receipts, count_if(class = 'started') AS starts,
                 count_if(class IN {_ENDS}) AS ends
-            FROM told GROUP BY uuid, worker, life
-        ), sendings AS (
-            SELECT *, min(sent) OVER (PARTITION BY uuid) AS first_sent,
-                min(received) OVER (PARTITION BY uuid) AS first_received
-            FROM firsts
-        ), pairs AS (
-            SELECT uuid, inline(array(
-                struct(IF(received = first_received, first_sent, NULL) AS cause,
-                    received AS effect),
-                struct(IF(receipts >= starts, received, NULL) AS cause, started AS effect),
-                struct(IF(starts >= ends, started, NULL) AS cause, ended AS effect)))
-            FROM sendings WHERE worker IS NOT NULL
+            FROM {{events}}
+            WHERE class IN ('received', 'started') OR class IN {_ENDS} AND clock IS NOT NULL
+            GROUP BY uuid, hostname, incarnation
         )
+        SELECT uuid, inline(array(
+            struct(IF(receipts >= starts, received, NULL) AS cause, started AS effect),
+            struct(IF(starts >= ends, started, NULL) AS cause, ended AS effect)))
+        FROM firsts
+        """,  # noqa: S608 - our own names
+        events=events,
+    )
+
+
+def _in_a_task(events: DataFrame) -> DataFrame:
+    """Sending, receipt, start and end of one task."""
+    return events.sparkSession.sql(
+        """
         SELECT effect.hostname, effect.incarnation, 'effect before cause' AS kind, uuid,
             effect.type, effect.order_clock, effect.timestamp, cause.hostname, cause.type,
             cause.order_clock, cause.timestamp, 1L AS count
-        FROM pairs
+        FROM {pairs}
         WHERE effect.order_clock <= cause.order_clock AND effect.order_clock > 0
-        """,  # noqa: S608 - our own names
-        events=events,
+        """,
+        pairs=_sendings(events).union(_executions(events)),
     )
 
 

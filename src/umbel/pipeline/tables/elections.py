@@ -21,19 +21,31 @@ Candidates say that they stand (`worker-elect`), winners are told by everybody w
 | executions    | of the topic `task`: how often the task was run, by its starts or its ends,   |
 |               | whichever are more; what ended in a retry is not counted                      |
 | verdict       | `exactly once`, `none`, `more`. Of tasks by their executions, as far as events |
-|               | tell (workers with `-E`); of other topics by the winners that were told       |
+|               | tell (workers with `-E`); of other topics by the winners that were told.      |
+|               | `open` where it was not yet done when the log ends: it was requested less than |
+|               | `OPEN_S` before and has no winner, or its task was sent, or waits for a retry, |
+|               | and was neither run nor dropped within `TASK_OPEN_S`                          |
+
+How old something is when the log ends (`umbel.pipeline.watermarks`) is judged by when events were
+received.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from umbel.cluster.election import LIFE_S
 from umbel.pipeline.tables.shapes import check
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 CANDIDATES_MAX: Final = 1_000
+# Candidates take turns for 4.5 s, and repeat claims that fail. Longer: a failure is told later;
+# shorter: an election that a slow broker decides late counts as failed meanwhile.
+OPEN_S: Final = 60.0
+# Nobody waits for the decision any longer, and the task of a decided one may have to queue.
+TASK_OPEN_S: Final = LIFE_S
 SCHEMA: Final = """
     id STRING, topic STRING, requested DOUBLE, requested_clock BIGINT,
     candidates ARRAY<STRUCT<hostname: STRING, origin: STRING, incarnation: BIGINT, clock: BIGINT,
@@ -43,8 +55,8 @@ SCHEMA: Final = """
 """
 
 
-def elections(events: DataFrame) -> DataFrame:
-    """One row for each election; see the module's text."""
+def elections(events: DataFrame, log_ends: float) -> DataFrame:
+    """One row for each election."""
     spark = events.sparkSession
     held = spark.sql(
         """
@@ -55,6 +67,8 @@ def elections(events: DataFrame) -> DataFrame:
             min(struct(timestamp, order_clock)) FILTER (WHERE type = 'worker-elected') AS decision,
             array_sort(collect_set(IF(type = 'worker-elected', winner, NULL))) AS winners,
             count_if(type = 'worker-elect-ack') AS acks,
+            min(received) FILTER (WHERE type = 'worker-elect') AS asked,
+            max(received) FILTER (WHERE type = 'worker-elected') AS told,
             -- Celery's signatures have an id of their own, which its workers keep
             max(IF(type = 'worker-elect', get_json_object(raw, '$.action.options.task_id'), NULL))
                 AS task_id
@@ -72,7 +86,10 @@ def elections(events: DataFrame) -> DataFrame:
         )
         SELECT election, greatest(count_if(class = 'started'), count_if(
                 class IN ('succeeded', 'failed', 'retried') OR class = 'revoked' AND terminated
-            )) - count_if(class = 'retried') AS executions
+            )) - count_if(class = 'retried') AS executions,
+            bool_or(class = 'revoked' OR class = 'rejected' AND NOT coalesce(requeue, false))
+                AS dropped,
+            max(received) AS heard
         FROM {events} AS events JOIN ids ON events.uuid = ids.uuid
         WHERE class IS NOT NULL GROUP BY election
         """,
@@ -82,8 +99,14 @@ def elections(events: DataFrame) -> DataFrame:
     made = spark.sql(
         f"""
         WITH counted AS (
-            SELECT held.*, IF(topic = 'task', coalesce(ran.executions, 0L), NULL) AS executions
+            SELECT held.*, IF(topic = 'task', coalesce(ran.executions, 0L), NULL) AS executions,
+                coalesce(dropped, false) AS dropped, greatest(told, heard) AS sent
             FROM {{held}} AS held LEFT JOIN {{ran}} AS ran ON held.id = ran.election
+        ), judged AS (
+            SELECT *, CASE WHEN dropped THEN false
+                WHEN sent IS NULL THEN {log_ends!r}D - asked <= {OPEN_S}D
+                ELSE {log_ends!r}D - sent <= {TASK_OPEN_S}D END AS is_open
+            FROM counted
         )
         SELECT id, topic, request.timestamp AS requested, request.order_clock AS requested_clock,
             transform(slice(stood, 1, {CANDIDATES_MAX}), (one, n) -> named_struct(
@@ -92,9 +115,10 @@ def elections(events: DataFrame) -> DataFrame:
             decision.timestamp AS decided, decision.order_clock AS decided_clock,
             decision.timestamp - request.timestamp AS decided_after,
             get(winners, 0) AS winner, winners, size(winners) > 1 AS disagreement, acks, executions,
-            CASE coalesce(executions, size(winners)) WHEN 0 THEN 'none' WHEN 1 THEN 'exactly once'
-                ELSE 'more' END AS verdict
-        FROM counted
+            CASE coalesce(executions, size(winners))
+                WHEN 0 THEN IF(coalesce(is_open, false), 'open', 'none')
+                WHEN 1 THEN 'exactly once' ELSE 'more' END AS verdict
+        FROM judged
         """,  # noqa: S608 - our own names
         held=held,
         ran=ran,

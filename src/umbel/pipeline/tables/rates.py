@@ -10,7 +10,7 @@ An event counts in the minute of its timestamp.
 | sent, received, started, succeeded, failed, retried, revoked, rejected, custom | how many    |
 |           | events of each class                                                             |
 | wait_p50, wait_p95, wait_p99 | seconds that those which started in this minute had waited:   |
-|           | since they were sent, or received where nobody saw them sent since the last retry |
+|           | since this attempt was sent, or received where nobody saw it sent                |
 | run_p50, run_p95, run_p99 | seconds that those which ended in this minute had run: as the    |
 |           | worker measured it, else since their start at that worker                        |
 
@@ -45,30 +45,35 @@ _PERCENTILES: Final = ", ".join(
 )
 
 
-def _last(name: str, by: str) -> str:
-    """When the last event of a class before this one was sent."""
+def _last(name: str, by: str, what: str = "timestamp") -> str:
+    """When the last event of a class before this one was sent, or something else of it."""
     return (
-        f"last(IF(class = '{name}', timestamp, NULL), true) OVER (PARTITION BY {by} "
+        f"last(IF(class = '{name}', {what}, NULL), true) OVER (PARTITION BY {by} "
         f"ORDER BY timestamp, order_clock ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
     )
 
 
 def rates(events: DataFrame) -> DataFrame:
-    """Counts and percentiles by minute, name and worker; see the module's text."""
+    """Counts and percentiles by minute, name and worker."""
     made = events.sparkSession.sql(
         f"""
-        WITH told AS (
+        WITH queued AS (
+            -- Of a receipt: when this attempt was sent. Starts and ends have no number of retries.
+            SELECT uuid, hostname, class, minute, timestamp, order_clock, runtime, name,
+                {_last("sent", "uuid, coalesce(retries, 0L)")} AS sent
+            FROM {{events}} WHERE class IS NOT NULL
+        ), told AS (
             SELECT class, minute, timestamp, runtime, IF(class = 'sent', NULL, hostname) AS worker,
                 max(name) OVER (PARTITION BY uuid) AS name,
                 {_last("sent", "uuid")} AS last_sent,
                 {_last("retried", "uuid")} AS last_retried,
-                {_last("received", "uuid, hostname")} AS last_received,
+                {_last("received", "uuid, hostname", "coalesce(sent, timestamp)")} AS last_queued,
                 {_last("started", "uuid, hostname")} AS last_started
-            FROM {{events}} WHERE class IS NOT NULL
+            FROM queued
         ), timed AS (
             SELECT *,
-                IF(class = 'started', timestamp - IF(last_sent >= coalesce(last_retried, last_sent),
-                    last_sent, last_received), NULL) AS waited,
+                IF(class = 'started', timestamp - coalesce(last_queued,
+                    IF(last_retried IS NULL, last_sent, NULL)), NULL) AS waited,
                 IF(class IN ('succeeded', 'failed', 'retried'),
                     coalesce(runtime, timestamp - last_started), NULL) AS ran
             FROM told

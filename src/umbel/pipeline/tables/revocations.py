@@ -43,7 +43,7 @@ _RAW: Final = "ids ARRAY<STRING>, stamp DOUBLE, stamps ARRAY<DOUBLE>, method STR
 
 
 def revocations(events: DataFrame) -> DataFrame:
-    """One row for each revoked task; see the module's text."""
+    """One row for each revoked task."""
     made = events.sparkSession.sql(
         f"""
         WITH parsed AS (

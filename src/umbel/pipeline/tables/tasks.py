@@ -5,14 +5,17 @@ All of the fold (`umbel.cluster.task_states.TASK_FIELDS`), and what follows from
 | column     | what it is                                                                       |
 | ---------- | -------------------------------------------------------------------------------- |
 | finished   | when the task came into the state in which it ended; null while it has not       |
-| queue_wait | seconds from the last sending (or receipt, where nobody saw it sent) to the last |
-|            | start; null where there was no start since, or wall clocks say so                |
+| queue_wait | seconds from when the last attempt was due to the last start. It was due when it  |
+|            | was sent (or received, where nobody saw it sent), or at its eta if that is      |
+|            | later; 0 where it was started before its eta. Null where there was no start     |
+|            | since it was sent, by the clocks of their hosts                                 |
 | attempts   | how many executions were started: each `started` event once                      |
 | root       | `root_id`; a task that names none is its own root                                |
 | parent     | `parent_id`, unless it is the task itself                                        |
-| depth      | how many steps it is to the top along parents; 0 is a root. A parent that is not |
-|            | in the log is one step. Null where parents go round in a circle, or there are    |
-|            | more than `DEPTH_MAX` of them                                                    |
+| depth      | steps to the top of the family along parents: 0 without a parent, else 1, plus  |
+|            | the depth of the parent if that is in the log and has the same `root`. Null     |
+|            | where parents form a circle, for more than `DEPTH_MAX` steps, and below parents |
+|            | in families in which more than `INNER_MAX` tasks have both parent and children  |
 
 `eta`, `expires`, `signum` and `extra` are JSON, as in the log. Times are Unix seconds, by the wall
 clock of whoever sent the event.
@@ -27,9 +30,12 @@ from pyspark.sql import DataFrame
 from umbel.cluster.event_rows import TASK
 from umbel.cluster.task_states import CLASS_STATE, TASK_FIELDS
 from umbel.pipeline.schemas import schema
+from umbel.pipeline.tables.due import waited
 
-DOUBLINGS_MAX: Final = 10
-DEPTH_MAX: Final = 2**DOUBLINGS_MAX - 1
+DOUBLINGS: Final = 10
+DEPTH_MAX: Final = 2**DOUBLINGS - 1
+# The most parents of a family that are walked in memory, some 100 bytes each.
+INNER_MAX: Final = 100_000
 _KINDS: Final = {
     **TASK,
     "state": "text",
@@ -50,20 +56,22 @@ DERIVED: Final = {
 SCHEMA: Final = schema({**{name: _KINDS[name] for name in TASK_FIELDS}, **DERIVED})
 
 _PARENT: Final = "nullif(parent_id, uuid)"
-_WAIT: Final = "started - coalesce(sent, received)"
+_ROOT: Final = "coalesce(root_id, uuid)"
 
 
 def tasks(folded: DataFrame, events: DataFrame) -> DataFrame:
     """The table, of `task_fold.tasks` and the unique events."""
     starts = events.where("class = 'started'").groupBy("uuid").count()
-    edges = folded.where(f"{_PARENT} IS NOT NULL").selectExpr("uuid", f"{_PARENT} AS parent")
+    edges = folded.where(f"{_PARENT} IS NOT NULL").selectExpr(
+        "uuid", f"{_PARENT} AS parent", f"{_ROOT} AS root"
+    )
     joined = folded.join(starts, "uuid", "left").join(depths(edges), "uuid", "left")
     made = joined.selectExpr(
         *TASK_FIELDS,
         "finished",
-        f"IF({_WAIT} >= 0, {_WAIT}, NULL) AS queue_wait",
+        f"{waited('started', 'queued', 'eta')} AS queue_wait",
         "coalesce(count, 0L) AS attempts",
-        "coalesce(root_id, uuid) AS root",
+        f"{_ROOT} AS root",
         f"{_PARENT} AS parent",
         f"IF({_PARENT} IS NULL, 0L, depth) AS depth",
     )
@@ -74,18 +82,49 @@ def tasks(folded: DataFrame, events: DataFrame) -> DataFrame:
 
 
 def depths(edges: DataFrame) -> DataFrame:
-    """How deep each task is that has a parent (uuid, parent -> uuid, depth).
+    """How deep each task is that has a parent (uuid, parent, root -> uuid, depth).
 
-    Each round doubles how far every task has seen: from its parent to its parent's parent, from
-    there four up, and so on. A round is one join; there are as many as the depth has binary digits.
+    *Inner* tasks have a parent and, in their family, children. They are numbered, so that the
+    parents of a family are one array of numbers. There each round doubles how far every task has
+    seen: from its parent to its parent's parent, from there four up, and so on. All others are one
+    step below their parent.
     """
-    # A checkpoint, not a cache: a plan that has the last one in it twice doubles in each round.
-    seen = edges.selectExpr("uuid", "parent AS far", "1L AS steps").localCheckpoint()
-    for _ in range(DOUBLINGS_MAX):
-        if seen.where("far IS NOT NULL").isEmpty():
-            break
-        ahead = seen.selectExpr("uuid AS there", "far AS farther", "steps AS more")
-        joined = seen.join(ahead, seen["far"] == ahead["there"], "left")
-        told = joined.selectExpr("uuid", "farther AS far", "steps + coalesce(more, 0L) AS steps")
-        seen = told.localCheckpoint()
-    return seen.selectExpr("uuid", "IF(far IS NULL, steps, NULL) AS depth")
+    return edges.sparkSession.sql(
+        f"""
+        WITH edges AS (SELECT uuid, parent, root FROM {{edges}}),
+        inner AS (
+            SELECT *, CAST(row_number() OVER (PARTITION BY root ORDER BY uuid) - 1 AS INT) AS number
+            FROM edges LEFT SEMI JOIN (SELECT root AS of, parent AS above FROM edges)
+                ON root = of AND uuid = above
+        ), ups AS (
+            SELECT inner.root, inner.number, coalesce(upper.number, -1) AS up
+            FROM inner LEFT JOIN inner AS upper
+                ON inner.root = upper.root AND inner.parent = upper.uuid
+        ), families AS (
+            SELECT root, transform(array_sort(collect_list(struct(number, up))), one -> one.up)
+                AS ups
+            FROM ups GROUP BY root HAVING count(1) <= {INNER_MAX}
+        ), walked AS (
+            SELECT root, aggregate(
+                sequence(1, {DOUBLINGS}),
+                named_struct('ups', ups, 'steps', transform(ups, up -> 1)),
+                (seen, _) -> named_struct(
+                    'ups', transform(seen.ups, up -> IF(up < 0, -1, seen.ups[up])),
+                    'steps', transform(seen.ups, (up, number) ->
+                        seen.steps[number] + IF(up < 0, 0, seen.steps[up])))
+            ) AS seen
+            FROM families
+        ), counted AS (
+            SELECT root, number, IF(seen.ups[number] < 0, steps, NULL) AS steps
+            FROM walked LATERAL VIEW posexplode(seen.steps) AS number, steps
+        ), above AS (
+            SELECT inner.root, uuid, steps
+            FROM inner LEFT JOIN counted
+                ON inner.root = counted.root AND inner.number = counted.number
+        )
+        SELECT edges.uuid, CAST(CASE WHEN above.uuid IS NULL THEN 1
+            WHEN steps < {DEPTH_MAX} THEN steps + 1 END AS BIGINT) AS depth
+        FROM edges LEFT JOIN above ON edges.root = above.root AND edges.parent = above.uuid
+        """,  # noqa: S608 - our own names
+        edges=edges,
+    )

@@ -72,7 +72,7 @@ _NUMBER: Final = f"monotonically_increasing_id() & {2**_NUMBER_BITS - 1}L"
 
 
 def timeline(events: DataFrame, *, is_unique: bool = True) -> DataFrame:
-    """The events in order; see the module's text."""
+    """The events in order."""
     numbered, count = _ranges(events, is_unique)
     lasts = _lasts(numbered)
     near = _with_near(numbered)

@@ -55,7 +55,7 @@ ENVELOPE_LIMITS: Final = Limits(body_bytes=2 * EVENT_LIMITS.body_bytes, depth=40
 BODY: Final = re.compile(rb'\s*\{\s*"body"\s*:\s*"([A-Za-z0-9+/]{0,2000})')
 NUMBERED: Final = re.compile(
     rb'\[?\{"type":"[^"\\]*","hostname":"[^"\\]*","pid":\d+,"utcoffset":[-+.\deE]+,'
-    rb'"clock":\d+,"timestamp":[-+.\deE]+,"seq":\d+,"inc":\d'
+    rb'(?:"clock":\d+,)?"timestamp":[-+.\deE]+,"seq":\d+,"inc":\d'
 )
 
 

@@ -1,0 +1,213 @@
+"""The event log as the pipeline reads it: which segments there are, which are new, their rows.
+
+The list of segments is taken once per build, so that all tables of a build cover the same events,
+whatever a recorder writes meanwhile. A compacted segment names those that it stands for: they are
+not read beside it, and if they were covered by an earlier build, so is it.
+
+A covered segment that has gone, and that no compacted one stands for, was removed from the log. The
+tables say what the log says, so they have to be built anew then.
+
+A damaged segment stops a build with its name, unless damaged ones are to be skipped.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from umbel.pipeline import schemas
+from umbel.pipeline.errors import HistoryError
+from umbel.pipeline.places import Place
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+FORMAT: Final = 1
+MARKER: Final = "_umbel-log.json"
+EVENTS: Final = "events"
+QUARANTINE: Final = "quarantine"
+_MANIFEST: Final = b"umbel"
+# What every row has; a file without it is not a segment.
+_BROKEN: Final = (
+    "type IS NULL OR hostname IS NULL OR timestamp IS NULL OR uuid IS NULL AND type LIKE 'task-%'"
+)
+
+Segments = dict[str, list[str]]  # names by the folder of their day
+
+
+class Footer(NamedTuple):
+    """What the end of a segment tells."""
+
+    rows: int
+    replaces: list[str]
+
+
+@dataclass(slots=True)
+class Coverage:
+    """The segments that a build has dealt with, as far as they are still there."""
+
+    read: Segments = field(default_factory=dict)
+    replaced: Segments = field(default_factory=dict)  # by a compacted one, which is read
+    skipped: Segments = field(default_factory=dict)  # damaged
+
+    @property
+    def paths(self) -> list[str]:
+        """Where the segments are that were read, below the log."""
+        return [f"{EVENTS}/{day}/{name}" for day, names in self.read.items() for name in names]
+
+    @property
+    def skipped_count(self) -> int:
+        """How many segments are left out."""
+        return sum(map(len, self.skipped.values()))
+
+
+@dataclass(slots=True)
+class Listing:
+    """The segments of a log at one moment, as a build deals with them."""
+
+    coverage: Coverage = field(default_factory=Coverage)
+    fresh: list[str] = field(default_factory=list)  # paths that no build has read
+    removed: int = 0  # segments that a build has read and that have gone
+
+    def without(self, unread: list[str]) -> Coverage:
+        """The coverage of a build that has not read these fresh segments yet."""
+        left = set(unread)
+        read = {
+            day: kept
+            for day, names in self.coverage.read.items()
+            if (kept := [name for name in names if f"{EVENTS}/{day}/{name}" not in left])
+        }
+        return replace(self.coverage, read=read)
+
+
+def open_log(url: str) -> Place:
+    """The place of a log, once it is known to be one."""
+    place = Place(url)
+    marker = place.read_json(MARKER)
+    if marker is None:
+        raise HistoryError(f"there is no event log at {url}: 'umbel record --log {url}' writes one")
+    number = marker.get("format") if isinstance(marker, dict) else None
+    if number != FORMAT:
+        raise HistoryError(
+            f"the log {url} has format {number!r}, this version of Umbel reads {FORMAT}"
+        )
+    return place
+
+
+def segments(log: Place, kind: str = EVENTS) -> Segments:
+    """The names of all segments."""
+    found = {}
+    for day in log.names(kind):
+        names = [
+            name
+            for name in log.names(f"{kind}/{day}")
+            if name.endswith(".parquet") and not name.startswith((".", "_"))
+        ]
+        if names:
+            found[day] = names
+    return found
+
+
+def look(log: Place, before: Coverage, *, skip_damaged: bool = False) -> Listing:
+    """The log as it is now, for a build that follows one with this coverage."""
+    listing = Listing()
+    there = segments(log)
+    for day, names in there.items():
+        _look_at_day(log, day, names, before, listing, skip_damaged=skip_damaged)
+    listing.removed += sum(len(before.read[day]) for day in before.read.keys() - there.keys())
+    return listing
+
+
+def _look_at_day(
+    log: Place,
+    day: str,
+    names: list[str],
+    before: Coverage,
+    listing: Listing,
+    *,
+    skip_damaged: bool,
+) -> None:
+    was_read, replaced = set(before.read.get(day, ())), set(before.replaced.get(day, ()))
+    skipped, lost = set(before.skipped.get(day, ())), was_read - set(names)
+    new = set(names) - was_read - replaced - skipped
+    footers: dict[str, Footer] = {}
+    # A compacted segment that was read may stand for one that has gone since.
+    for name in sorted(set(names) - skipped if lost else new):
+        footer = _footer(log, f"{EVENTS}/{day}/{name}", skip_damaged=skip_damaged)
+        if footer is None:
+            skipped.add(name)
+        else:
+            footers[name] = footer
+    known = was_read | replaced
+    replaced |= {name for footer in footers.values() for name in footer.replaces}
+    listing.removed += len(lost - replaced)
+    read = [name for name in names if name not in skipped and name not in replaced]
+    for name in read:
+        if name in new and not (footers[name].replaces and known >= set(footers[name].replaces)):
+            listing.fresh.append(f"{EVENTS}/{day}/{name}")
+    coverage = listing.coverage
+    for found, kept in (
+        (coverage.read, read),
+        (coverage.replaced, sorted(replaced & set(names))),
+        (coverage.skipped, sorted(skipped & set(names))),
+    ):
+        if kept:
+            found[day] = kept
+
+
+def _footer(log: Place, path: str, *, skip_damaged: bool) -> Footer | None:
+    """The end of a segment; None for a damaged one that is to be skipped."""
+    try:
+        with log.open(path) as file:
+            metadata = pq.read_metadata(file)
+    except FileNotFoundError:  # removed meanwhile
+        return None
+    except (pa.ArrowException, OSError) as exc:
+        if skip_damaged:
+            return None
+        raise HistoryError(
+            f"cannot read {log.shown}/{path}: {' '.join(str(exc).split())[:200]}; move it away, or "
+            "build with --skip-damaged to leave it out"
+        ) from exc
+    text = (metadata.metadata or {}).get(_MANIFEST)
+    try:
+        told = {} if text is None else json.loads(text)
+    except ValueError:
+        told = {}
+    replaces = told.get("replaces", ()) if isinstance(told, dict) else ()
+    return Footer(int(metadata.num_rows), [str(name) for name in replaces])
+
+
+def read(
+    spark: SparkSession, log: Place, paths: list[str], since: float | None = None
+) -> DataFrame:
+    """The rows of some segments; with `since` (Unix seconds) of events that were sent after it.
+
+    Fails with the name of the file on one that is not a segment. Folders of days are skipped by
+    their name: an event is received after it was sent, or, by clocks that differ, at most a day
+    before.
+    """
+    if since is not None:
+        first = (datetime.fromtimestamp(since, UTC) - timedelta(days=1)).strftime("day=%Y-%m-%d")
+        paths = [path for path in paths if path.split("/")[1] >= first]
+        if not paths:
+            raise HistoryError(f"the log {log.shown} has no events since then")
+    rows = spark.read.schema(schemas.LOG).parquet(*map(log.at, paths))
+    text = "concat('no segment of an event log: ', _metadata.file_path)"
+    rows = rows.where(f"CASE WHEN {_BROKEN} THEN raise_error({text}) ELSE true END")
+    return rows if since is None else rows.where(f"timestamp >= {since!r}D")
+
+
+def count_quarantined(log: Place) -> int:
+    """How many events the recorders refused."""
+    found = (
+        _footer(log, f"{QUARANTINE}/{day}/{name}", skip_damaged=True)
+        for day, names in segments(log, QUARANTINE).items()
+        for name in names
+    )
+    return sum(footer.rows for footer in found if footer is not None)

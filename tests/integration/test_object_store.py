@@ -1,0 +1,173 @@
+"""The log and the tables in an object store: a stand-in for S3, reached as users reach theirs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.log_reading import event
+from tests.recording import TAKES
+from tests.servers import StoreServer, wait_until
+from tests.unit.pipeline.published import BEGAN, World
+from tests.workers import Program
+from umbel import Umbel
+
+TIMEOUT_S = 360
+pytestmark = pytest.mark.timeout(TIMEOUT_S + 30)  # Spark starts slowly among many tests
+
+
+class Ran(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def umbel(store_server: StoreServer, tmp_path: Path) -> Callable[..., Ran]:
+    """`umbel("history", "show", ...)` runs a command with the store in its environment."""
+
+    def run(*argv: str, **variables: str) -> Ran:
+        done = subprocess.run(
+            [sys.executable, "-m", "umbel", *argv],
+            cwd=tmp_path,
+            env={**os.environ, **store_server.variables, **variables},
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        return Ran(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def tables(store_server: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> str:
+    made = World(tasks=60).publish(tmp_path_factory.mktemp("tables"))
+    return store_server.upload(Path(made), "shop/tables")
+
+
+def lines_of(ran: Ran) -> list[dict[str, Any]]:
+    assert ran.code == 0, ran.err
+    return [json.loads(line) for line in ran.out.splitlines()]
+
+
+# -- the recorder
+
+
+@pytest.mark.parametrize("scheme", ["s3", "s3a"])
+def test_a_log_in_a_store_is_written_checked_and_compacted(
+    umbel: Callable[..., Ran], store_server: StoreServer, tmp_path: Path, scheme: str
+) -> None:
+    url = f"{scheme}://{store_server.BUCKET}/import-{scheme}/events"
+    for part in (0, 1):
+        lines = [json.dumps(event(number)) for number in range(50 * part, 50 * part + 50)]
+        (tmp_path / "old.jsonl").write_text("\n".join(lines))
+        ran = umbel("record", "--log", url, "--import", "old.jsonl")
+        assert ran.code == 0, ran.err
+    checked = umbel("record", "--log", url, "--check", "--json")
+    assert checked.code == 0, checked.err
+    found = json.loads(checked.out)
+    assert (found["rows"], found["segments"]) == (100, 2), found
+    ran = umbel("record", "--log", url, "--compact")
+    assert ran.code == 0, ran.err
+    assert store_server.keys(f"import-{scheme}/events/_umbel-log.json")
+
+
+def test_a_recorder_writes_live_events_into_a_store(
+    start: Callable[..., Program], store_server: StoreServer, redis_url: str
+) -> None:
+    url = f"{store_server.url}/live"
+    recorder = start(
+        [sys.executable, "-m", "umbel", "-b", redis_url, "record", "--log", url, "--roll-age", "1"],
+        env={**os.environ, **store_server.variables},
+    )
+    recorder.wait_for(TAKES)
+    with Umbel(broker=redis_url).events.Dispatcher("shop@here") as dispatcher:
+        for number in range(20):
+            dispatcher.send("task-received", uuid=f"t{number}", name="shop.charge")
+        assert dispatcher.flush()
+    wait_until(lambda: store_server.keys("live/events/day="), 60, "a segment in the store")
+    recorder.process.send_signal(signal.SIGTERM)
+    assert recorder.process.wait(60) == 0
+
+
+# -- the tables
+
+
+def test_tables_in_a_store_are_shown_filtered_and_pictured(
+    umbel: Callable[..., Ran], tables: str
+) -> None:
+    listed = lines_of(umbel("history", "show", "--tables", tables, "--json"))
+    assert {"tasks", "attempts", "runs"} <= {row["table"] for row in listed}
+    where = ("--where", "state = 'SUCCESS'", "--columns", "uuid,state", "--json", "--limit", "5")
+    rows = lines_of(umbel("history", "show", "tasks", "--tables", tables, *where))
+    assert [row["state"] for row in rows] == ["SUCCESS"] * 5
+    query = "SELECT count(*) AS n FROM tasks JOIN attempts USING (uuid)"
+    assert lines_of(umbel("history", "sql", "--tables", tables, query, "--json"))[0]["n"] > 10
+    picture = umbel("history", "at", "--tables", tables, "--time", str(BEGAN + 20), "--json")
+    assert json.loads(picture.out)["nodes"], picture.err
+
+
+def test_a_report_is_made_from_tables_in_a_store(
+    umbel: Callable[..., Ran], tables: str, tmp_path: Path
+) -> None:
+    ran = umbel("history", "report", "--tables", tables.replace("s3://", "s3a://"), "-o", "r.html")
+    assert ran.code == 0, ran.err
+    assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
+
+
+# -- what is wrong
+
+
+def test_a_store_without_tables_or_rights_is_one_line(
+    umbel: Callable[..., Ran], store_server: StoreServer
+) -> None:
+    ran = umbel("history", "show", "--tables", f"{store_server.url}/nothing")
+    assert ran.code == 2
+    assert "there are no tables in s3://bucket/nothing" in ran.err
+    nobody = {
+        "AWS_ACCESS_KEY_ID": "",
+        "AWS_SECRET_ACCESS_KEY": "",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    ran = umbel("history", "show", "--tables", f"{store_server.url}/nothing", **nobody)
+    assert (ran.code, ran.err.count("\n")) == (2, 1), ran.err
+    assert "credentials" in ran.err
+
+
+def test_a_build_without_the_connector_names_it_and_writes_nothing(
+    umbel: Callable[..., Ran], store_server: StoreServer, tmp_path: Path
+) -> None:
+    (tmp_path / "old.jsonl").write_text(json.dumps(event(1)))
+    log, made = f"{store_server.url}/log", f"{store_server.url}/made"
+    assert umbel("record", "--log", log, "--import", "old.jsonl").code == 0
+    ran = umbel("history", "build", "--log", log, "--tables", made)
+    assert (ran.code, ran.err.count("\n")) == (2, 1), ran.err
+    assert "--packages org.apache.hadoop:hadoop-aws:" in ran.err
+    assert store_server.keys("made") == []
+
+
+def test_a_connector_that_is_not_in_the_jars_given_is_named_by_what_spark_says(
+    umbel: Callable[..., Ran], store_server: StoreServer, tmp_path: Path
+) -> None:
+    (tmp_path / "old.jsonl").write_text(json.dumps(event(1)))
+    log, made = f"{store_server.url}/log-2", f"{store_server.url}/made-2"
+    assert umbel("record", "--log", log, "--import", "old.jsonl").code == 0
+    with zipfile.ZipFile(tmp_path / "other.jar", "w") as jar:
+        jar.writestr("META-INF/MANIFEST.MF", "Manifest-Version: 1.0\n")
+    ran = umbel("history", "build", "--log", log, "--tables", made, "--jars", "other.jar")
+    assert (ran.code, ran.err.count("\n")) == (2, 1), ran.err
+    assert (
+        "Spark has no connector for s3a: give --packages org.apache.hadoop:hadoop-aws:" in ran.err
+    )
+    assert not [key for key in store_server.keys("made-2") if key.endswith("_tables.json")]
