@@ -4,6 +4,7 @@
 - `redis_url`                         an empty Redis database of its own
 - `amqp_url`                          a RabbitMQ virtual host of its own
 - `broker_url`                        both in turn: the test runs twice
+- `store_server`                      a stand-in for S3
 - `start`                             starts programs and ends them with the test
 - `worker`                            starts workers, waits until they are ready
 
@@ -24,7 +25,17 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests.servers import Missing, RabbitMQServer, RedisServer
+from tests.servers import (
+    DEFAULT_REDIS,
+    REDIS,
+    VALKEY,
+    Missing,
+    RabbitMQServer,
+    RedisServer,
+    StoreServer,
+    old_redis_program,
+    redis_program,
+)
 from tests.workers import Program, WorkerProcess
 
 hypothesis.settings.register_profile("local", deadline=None)
@@ -56,7 +67,25 @@ QUIET = {
     "test_a_worker_on_the_embedded_broker_starts_quickly_and_idles_cheaply",
     "test_the_cluster_page_shows_every_node_and_stays_live",
     "test_the_timeline_draws_all_bars_and_pans_smoothly",
+    "test_the_timeout_of_a_command_counts_from_its_beginning",
 }
+
+
+# These files run on Redis and on Valkey. All others run on the machine's Redis, or with
+# TEST_REDIS=valkey on Valkey.
+ON_BOTH = {
+    "test_recorder.py",
+    "test_registers.py",
+    "test_sources_streams.py",
+    "test_transport_redis.py",
+    "test_wall_clocks.py",
+}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    both = metafunc.definition.path.name in ON_BOTH and "redis_server" in metafunc.fixturenames
+    if both and DEFAULT_REDIS == REDIS:
+        metafunc.parametrize("redis_server", [REDIS, VALKEY], indirect=True, scope="session")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -84,8 +113,11 @@ def _terminate_like_interrupt() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    yield from _run(RedisServer, tmp_path_factory.mktemp("redis"))
+def redis_server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RedisServer]:
+    kind = getattr(request, "param", DEFAULT_REDIS)
+    yield from _run(RedisServer, tmp_path_factory.mktemp(kind), kind)
 
 
 @pytest.fixture(scope="session")
@@ -93,13 +125,34 @@ def rabbitmq_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rabbit
     yield from _run(RabbitMQServer, tmp_path_factory.mktemp("rabbitmq"))
 
 
-def _run(kind: Any, directory: Path) -> Iterator[Any]:
+@pytest.fixture(scope="session")
+def store_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
+    yield from _run(StoreServer, tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture(scope="session")
+def valkey_program() -> str:
+    """The server that the embedded broker uses."""
+    return _installed(redis_program, VALKEY)
+
+
+@pytest.fixture(scope="session")
+def old_redis() -> str:
+    """Redis 6.2.14, which the embedded broker used before."""
+    return _installed(old_redis_program)
+
+
+def _installed(find: Callable[..., Any], *args: Any) -> Any:
     try:
-        server = kind(directory)
+        return find(*args)
     except Missing as exc:
         if os.environ.get("CI"):
             raise
         pytest.skip(f"{exc} is not installed: run 'make setup'")
+
+
+def _run(kind: Any, *args: Any) -> Iterator[Any]:
+    server = _installed(kind, *args)
     try:
         server.start()
         yield server

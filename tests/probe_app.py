@@ -12,6 +12,7 @@ of `PROBE_URL`, apart from the broker and the result backend:
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import signal
 import threading
@@ -66,6 +67,27 @@ def fail(text: str = "on purpose") -> None:
 
 
 @app.task
+def echo(value: Any, *_: Any) -> Any:
+    return value
+
+
+@app.task
+def fail_with(value: Any) -> None:
+    raise ValueError(value)
+
+
+@app.task(bind=True)
+def note(self: Any, value: Any) -> None:
+    self.update_state(state="NOTED", meta=value)
+    raise Ignore
+
+
+@app.task(bind=True)
+def replaced_by_echo(self: Any, value: Any) -> None:
+    raise self.replace(echo.s(value))
+
+
+@app.task
 def pid() -> int:
     return os.getpid()
 
@@ -100,6 +122,13 @@ def sleep_late(token: str, seconds: float) -> str:
     begin(token)
     time.sleep(seconds)
     return token
+
+
+@app.task(acks_late=True)
+def grind(token: str, rounds: int) -> str:
+    """Stays in C code, where no exception is seen."""
+    begin(token)
+    return hashlib.pbkdf2_hmac("sha256", b"", b"", rounds).hex()
 
 
 @app.task
@@ -249,6 +278,35 @@ def fail_unacked(token: str) -> None:
 @app.task(bind=True)
 def progress(self: Any, token: str) -> str:
     self.update_state(state="PROGRESS", meta={"done": 40, "of": 100})
+    begin(token)
+    notes().blpop([f"gate:{token}"], GATE_S)
+    return "done"
+
+
+@app.task(bind=True)
+def report_progress(self: Any, count: int) -> int:
+    """Send events of its own in every way that a task has; returns how many."""
+    for done in range(count):
+        self.send_event("task-progress", done=done, of=count)
+    for kind in ("task-checked", "worker-note"):  # twice: leaving the block must not end anything
+        with self.app.events.default_dispatcher() as dispatcher:
+            dispatcher.send(kind, uuid=self.request.id)
+    with self.app.events.Dispatcher(self.request.hostname) as dispatcher:
+        dispatcher.send("task-measured", uuid=self.request.id)
+    return count + 3
+
+
+@app.task(bind=True)
+def report_steps(self: Any, count: int) -> int:
+    for done in range(count):
+        self.send_event("task-progress", done=done, of=count)
+        _spin(0.02)
+    return count
+
+
+@app.task(bind=True)
+def report_and_wait(self: Any, token: str) -> str:
+    self.send_event("task-progress", done=40, of=100)
     begin(token)
     notes().blpop([f"gate:{token}"], GATE_S)
     return "done"

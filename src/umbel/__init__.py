@@ -26,15 +26,21 @@ _EXPORTS = {
     "xstarmap": "umbel.app.canvas",
     "chunks": "umbel.app.canvas",
     "AsyncResult": "umbel.app.results",
+    "ConnectionBlocked": "umbel.broker.errors",
     "GroupResult": "umbel.app.results",
+    "Nacked": "umbel.broker.errors",
+    "Unroutable": "umbel.broker.errors",
 }
 
 __all__ = [
     "AsyncResult",
+    "ConnectionBlocked",
     "GroupResult",
+    "Nacked",
     "Signature",
     "Task",
     "Umbel",
+    "Unroutable",
     "__version__",
     "chain",
     "chord",
@@ -61,6 +67,7 @@ if TYPE_CHECKING:
     from umbel.app.shared import shared_task
     from umbel.app.task import Task
     from umbel.app.umbel import Umbel
+    from umbel.broker.errors import ConnectionBlocked, Nacked, Unroutable
 
 
 def __getattr__(name: str) -> Any:

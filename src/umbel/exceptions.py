@@ -70,6 +70,10 @@ class MessageRefused(TaskError):
     """The message of the task breaks a rule: too big, too deep, or not a task at all."""
 
 
+class NotForElection(TaskError, ValueError):
+    """Nobody can be elected for this; the text says why."""
+
+
 class MaxRetriesExceededError(TaskError):
     """The task asked for one retry more than it may have."""
 

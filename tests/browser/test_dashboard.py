@@ -61,7 +61,8 @@ def test_the_cluster_page_shows_every_node_and_stays_live(page: Any, busy: Clust
     assert took_s < 2.0, f"a live update took {took_s:.1f} s"
 
 
-def test_a_task_is_found_by_search_and_opened_by_keyboard(page: Any, busy: Cluster) -> None:
+def test_a_task_is_found_by_search_and_opened_by_keyboard(admin: Any, busy: Cluster) -> None:
+    page = admin  # others see no traceback
     page.goto("/")
     page.keyboard.press("/")
     page.wait_for_url("**/tasks?focus=1")

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from tests.embedding import wait_until_stopped
 from tests.inside import Inside
 from tests.integration import commanded as commanding
 from tests.servers import RabbitMQServer, RedisServer
 from tests.sites import Site
 from tests.workers import WorkerProcess
 from umbel import Umbel
+from umbel.broker import embedded
 
 
 @pytest.fixture
@@ -45,6 +47,7 @@ def redis_site(
         redis_url,
         start_worker,
         lambda queue: int(redis_server.client(db).llen(queue)),
+        lambda _: int(redis_server.client(db).hlen("unacked")),
     )
     yield site
     site.close()
@@ -64,6 +67,7 @@ def amqp_site(
         redis_url,
         start_worker,
         lambda queue: rabbitmq_server.queue_length(queue, vhost),
+        lambda queue: rabbitmq_server.unacknowledged(queue, vhost),
     )
     yield site
     site.close()
@@ -136,3 +140,30 @@ def idle_redis(tmp_path: Path) -> Iterator[RedisServer]:
     server = RedisServer(tmp_path)
     yield server
     server.close()
+
+
+@pytest.fixture
+def restricted(redis_server: RedisServer, redis_url: str) -> Iterator[Callable[[str], str]]:
+    """`restricted(rules)` gives the address for a user who may not do some things."""
+    admin = redis_server.client()
+
+    def make(rules: str) -> str:
+        admin.execute_command(
+            "ACL", "SETUSER", "guest", "on", ">guest", "~*", "&*", "+@all", *rules.split()
+        )
+        return redis_url.replace("redis://", "redis://guest:guest@")
+
+    yield make
+    admin.execute_command("ACL", "DELUSER", "guest")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    """A project directory; the server that may run there is gone before it is removed."""
+    directory = tmp_path / "project"
+    directory.mkdir()
+    yield directory
+    for hold in list(embedded._holds.values()):
+        while hold.home in embedded._holds:
+            embedded.Lease(hold).close()
+    wait_until_stopped(directory)

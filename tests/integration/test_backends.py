@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import celery
@@ -27,6 +29,7 @@ from umbel.app.canvas import chain, chord, group
 from umbel.app.context import Context
 from umbel.app.results import push
 from umbel.app.results.redis import RedisBackend
+from umbel.app.results.redis_client import make_client
 from umbel.app.results.rpc import UNCLAIMED_MAX, RpcBackend
 from umbel.app.umbel import Umbel
 from umbel.exceptions import BackendError, ChordError
@@ -354,6 +357,31 @@ app.close()
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+def test_no_limit_of_connections_is_no_limit(make_app: MakeApp, redis_url: str) -> None:
+    app = make_app("memory://", redis_url, redis_max_connections=None)
+    pool = make_client(app, redis_url).connection_pool
+    taken = [pool.get_connection() for _ in range(150)]  # redis-py takes None for a hundred
+    pool.disconnect()
+    assert len(taken) == 150
+
+
+def test_threads_wait_for_a_connection_where_there_is_a_limit(
+    make_app: MakeApp, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = make_app("memory://", redis_url, redis_max_connections=5)
+    count = 100
+    together = threading.Barrier(count)
+
+    def store(number: int) -> None:
+        together.wait(30)
+        app.backend.store(f"task-{number}", number, "SUCCESS")
+
+    with caplog.at_level(logging.WARNING), ThreadPoolExecutor(count) as pool:
+        list(pool.map(store, range(count)))
+    assert caplog.messages == []
+    assert [app.AsyncResult(f"task-{n}").result for n in range(count)] == list(range(count))
 
 
 def test_results_on_redis_can_be_awaited(app: Umbel, client: redis.Redis) -> None:

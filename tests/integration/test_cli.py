@@ -170,9 +170,9 @@ def test_an_interrupted_wait_is_exit_code_130(interrupted: Callable[..., Program
 def test_an_interrupt_while_a_broker_is_sought_ends_the_worker(
     interrupted: Callable[..., Program],
 ) -> None:
-    program = interrupted(f"-A shop -b {NOBODY} worker", "trying again")
+    program = interrupted(f"-A shop -b {NOBODY} worker", "Retrying")
     assert program.process.returncode == 0
-    assert "cannot connect to redis://:**@127.0.0.1:1/0" in program.output
+    assert "Cannot connect to redis://:**@127.0.0.1:1/0" in program.output
     assert "Traceback" not in program.output
 
 

@@ -22,7 +22,7 @@ from kombu import Exchange, Producer
 
 from tests import forks
 from tests.responders import Responder
-from tests.servers import RabbitMQServer, RedisServer, wait_until
+from tests.servers import DEFAULT_REDIS, RabbitMQServer, RedisServer, wait_until
 from tests.sites import Site
 from tests.workers import WorkerProcess, program_environment
 from umbel import Umbel
@@ -397,7 +397,7 @@ def test_a_healthy_cluster(site: Site, line: CommandLine) -> None:
     assert found.of("events") == [("ok", "heartbeats are heard, events of tasks are on")]
     assert found.of("queues") == [("ok", "consumed, with what waits: celery 0")]
     assert found.of("results")[0][0] == "ok"
-    kind = "RabbitMQ" if site.broker_url.startswith("amqp") else "Redis"
+    kind = "RabbitMQ" if site.broker_url.startswith("amqp") else DEFAULT_REDIS.capitalize()
     assert found.of("broker")[1][1].startswith(f"{kind} ")
     assert "guest:guest" not in found.text
     assert found.took_s < BOUND_S
@@ -544,6 +544,7 @@ RIGHTS = {
     "no scripts": (("-eval", "-evalsha"), "broker", "scripts can not be run"),
     "no channels": (("resetchannels",), "exchanges", "nothing can be heard"),
     "no tracking": (("-client|tracking",), "broker", "the server does not tell of changes"),
+    "no time": (("-time",), "broker", "the server does not give its time"),
     "no info": (("-info",), "broker", "the server does not let itself be asked"),
 }
 
@@ -592,3 +593,21 @@ def test_the_embedded_broker_is_looked_at_like_any_other(tmp_path: Path) -> None
     found = Diagnosis(Shell(tmp_path, None), "-t", "0.5")
     assert (found.code, [check for check, _ in found.failed()]) == (69, ["nodes"])
     assert found.of("broker")[0][1].startswith("embedded://")
+
+
+def test_the_timeout_of_a_command_counts_from_its_beginning(
+    amqp_site: Site, tmp_path: Path
+) -> None:
+    amqp_site.worker("solo")
+    (tmp_path / "slow.py").write_text(
+        "import time\ntime.sleep(2)\nfrom umbel import Umbel\n"
+        f"app = Umbel('slow', broker={amqp_site.broker_url!r}, backend='disabled://')\n"
+    )
+    command = [sys.executable, "-m", "umbel", "-A", "slow", "inspect", "ping", "--timeout", "4"]
+    began = time.monotonic()
+    ran = subprocess.run(
+        command, cwd=tmp_path, env=program_environment(tmp_path), capture_output=True, check=False
+    )
+    took_s = time.monotonic() - began
+    assert ran.returncode == 0, ran.stderr
+    assert 3.5 < took_s < 5.5  # with the start of an interpreter

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.modes import check, modes_of
 from tests.pipeline.stories import Story
 
 HOSTILE = "<script>alert(1)</script>\x1b[2J"
@@ -153,6 +154,21 @@ def test_the_report_has_all_its_parts(place: Path) -> None:
     ]
     assert "<script" not in page
     assert "&lt;script&gt;" in page
+
+
+def test_the_log_the_tables_and_the_report_are_for_their_owner_alone(place: Path) -> None:
+    report = umbel("history", "report", "--tables", "tables", "-o", "out/page.html", cwd=place)
+    assert report.code == 2  # no folder is made for a page
+    (place / "out").mkdir(mode=0o755)
+    report = umbel("history", "report", "--tables", "tables", "-o", "out/page.html", cwd=place)
+    assert report.code == 0, report.err
+    for name in ("log", "tables", "out"):
+        check(place / name)
+    names = set(modes_of(place / "tables"))
+    assert any(name.endswith(".crc") for name in names)  # Hadoop's
+    assert any("tiers" in name for name in names)
+    assert modes_of(place)["log"] == modes_of(place)["tables"] == 0o700
+    assert modes_of(place)["out"] == 0o755
 
 
 @pytest.mark.parametrize(

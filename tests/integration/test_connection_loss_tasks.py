@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from tests.servers import wait_until
 from tests.sites import Site
 from tests.workers import WorkerProcess
 
@@ -22,7 +21,7 @@ def cut(site: Site, request: pytest.FixtureRequest, worker: WorkerProcess) -> No
                 server.client().client_kill_filter(_id=client["id"], skipme=True)
     else:
         request.getfixturevalue("rabbitmq_server").close_connections()
-    worker.wait_for("connection to .* lost", start=lines)
+    worker.wait_for("onnection to .* lost", start=lines)
     worker.wait_for(r"\bready\b", start=lines)
 
 
@@ -71,20 +70,17 @@ def test_a_late_acknowledged_task_whose_delivery_is_void_is_cancelled_and_runs_a
 def test_a_late_acknowledged_task_runs_to_its_end_where_nothing_is_cancelled(
     site: Site, request: pytest.FixtureRequest
 ) -> None:
-    """RabbitMQ delivers it again, Redis leaves it with the worker."""
+    """RabbitMQ delivers its message again, which it adopts; Redis leaves it with the worker."""
     worker = start(site, cancel=False)
     result = site.send("wait_late", "late")
     site.wait_until_begun("late")
     cut(site, request, worker)
-    runs = 2 if site.broker_url.startswith("amqp") else 1
-    for _ in range(runs - 1):
-        site.wait_until_begun("late")
-    for _ in range(runs):
-        site.open_gate("late")
+    if site.broker_url.startswith("amqp"):
+        worker.wait_for(r"wait_late\[[-0-9a-f]+\] was delivered again and goes on")
+    site.open_gate("late")
     assert result.get(timeout=30) == "late"
-    wait_until(lambda: worker.output.count("wait_late") >= 2 * runs, what="all runs to end")
     assert site.works()
-    assert site.runs("late") == runs
+    assert site.runs("late") == 1
     assert worker.stop() == 0, "an acknowledgement on the wrong channel would end the connection"
     assert site.waiting() == 0
     assert worker.output.count("lost: ") == 1

@@ -511,3 +511,33 @@ def _answers(app: Umbel) -> bool:
     with contextlib.suppress(OperationalError):
         return bool(app.control.ping(limit=1, timeout=1.0))
     return False
+
+
+def test_on_redis_a_call_ends_when_every_node_that_heard_it_has_answered(redis_place):
+    nodes = [redis_place.node(f"w{number}@h") for number in range(3)]
+    app = redis_place.app()
+    began = time.monotonic()
+    replies = app.control.ping(timeout=LONG_S)
+    assert time.monotonic() - began < LONG_S / 2
+    assert sorted(name for reply in replies for name in reply) == [n.hostname for n in nodes]
+    for node in nodes:
+        node.close()
+    began = time.monotonic()
+    wait_until(lambda: app.control.ping(timeout=LONG_S) == [], LONG_S, "nobody to answer")
+    assert time.monotonic() - began < LONG_S / 2
+
+
+def test_opening_the_inbox_is_part_of_the_deadline(amqp_place, monkeypatch):
+    amqp_place.node()
+    app = amqp_place.app()
+    ready = app.control.mailbox._ready
+
+    def slowly(collector):
+        found = ready(collector)
+        threading.Event().wait(0.6)
+        return found
+
+    monkeypatch.setattr(app.control.mailbox, "_ready", slowly)
+    began = time.monotonic()
+    assert app.control.ping(timeout=1.5) == [{"w1@h": {"ok": "pong"}}]
+    assert 1.5 <= time.monotonic() - began < 2.0

@@ -132,3 +132,21 @@ def test_tasks_that_never_wait_do_not_keep_commands_waiting(
     for _ in range(3):
         assert inside.client.control.ping(timeout=1.0, limit=1)
     tasks.hold.set()
+
+
+@pytest.mark.parametrize("pool", ["gevent", "solo"])
+def test_an_idle_loop_is_woken_for_commands_that_it_has_to_carry_out(site: Site, pool: str) -> None:
+    site.worker(pool, concurrency=1)
+    wait_until(lambda: ask(site, "ping"), what="the worker's answer")
+
+    def median_s(command: str, **arguments: Any) -> float:
+        took_s = []
+        for _ in range(9):
+            began = time.monotonic()
+            assert ask(site, command, **arguments)
+            took_s.append(time.monotonic() - began)
+        return sorted(took_s)[4]
+
+    at_once_s = median_s("ping")
+    on_the_loop_s = median_s("rate_limit", task_name="tests.probe_app.add", rate_limit="100/s")
+    assert on_the_loop_s < at_once_s + 0.1

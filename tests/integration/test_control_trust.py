@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import redis
-from kombu import Exchange, Producer
 
 from tests.inside import Inside
 from tests.integration.commanded import NAME, Start, Tasks, tell
 from tests.servers import RabbitMQServer, RedisServer, wait_until
+from tests.strangers import Stranger
 from tests.workers import Program
 from umbel import Umbel
 
@@ -37,35 +37,9 @@ def test_a_worker_that_may_only_be_looked_at_changes_nothing(
     wait_until(lambda: tasks.ran == [1], what="a task")
 
 
-class Eavesdropper:
-    """Somebody who reaches the broker: hears control messages, and sends what he likes."""
-
-    def __init__(self, url: str) -> None:
-        self.app = Umbel("eve", broker=url, backend="disabled://", set_as_current=False)
-        self.connection = self.app.connection()
-        channel = self.connection.channel()
-        self.exchange = Exchange("celery.pidbox", type="fanout", durable=False)
-        self.exchange(channel).declare()
-        self._producer = Producer(channel, self.exchange, auto_declare=False)
-
-    def send(self, body: bytes, content_type: Any = "application/json", headers: Any = None,
-             content_encoding: str = "utf-8") -> None:  # fmt: skip
-        self._producer.publish(
-            body,
-            content_type=content_type,
-            content_encoding=content_encoding,
-            headers=headers or {},
-            routing_key="",
-        )
-
-    def close(self) -> None:
-        self.connection.close()
-        self.app.close()
-
-
 @pytest.fixture
-def eve(broker_url: str) -> Iterator[Eavesdropper]:
-    made = Eavesdropper(broker_url)
+def eve(broker_url: str) -> Iterator[Stranger]:
+    made = Stranger(broker_url)
     yield made
     made.close()
 
@@ -77,7 +51,7 @@ def refusals(inside: Inside) -> dict[str, int]:
 
 
 def test_where_signing_is_required_only_who_has_the_key_commands(
-    broker_url: str, commanded: Start, tasks: Tasks, eve: Eavesdropper
+    broker_url: str, commanded: Start, tasks: Tasks, eve: Stranger
 ) -> None:
     heard: list[Any] = []
     settings = {"control_signing": "required", "control_signing_key": "k" * 16}
@@ -109,7 +83,7 @@ def test_where_signing_is_required_only_who_has_the_key_commands(
 
 
 def test_a_command_that_expired_on_its_way_is_not_obeyed(
-    broker_url: str, commanded: Start, tasks: Tasks, eve: Eavesdropper
+    broker_url: str, commanded: Start, tasks: Tasks, eve: Stranger
 ) -> None:
     inside = commanded(broker_url)
     body = json.dumps({"method": "count", "arguments": {}}).encode()
@@ -121,7 +95,7 @@ def test_a_command_that_expired_on_its_way_is_not_obeyed(
 
 @pytest.mark.parametrize("pool", ["threads", "solo"])
 def test_rubbish_on_the_control_exchange_harms_nobody(
-    broker_url: str, commanded: Start, tasks: Tasks, eve: Eavesdropper, pool: str
+    broker_url: str, commanded: Start, tasks: Tasks, eve: Stranger, pool: str
 ) -> None:
     inside = commanded(broker_url, pool=pool)
     dice = random.Random(5)

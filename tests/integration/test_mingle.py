@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+import psutil
 import pytest
 
 from tests.inside import Inside
@@ -22,7 +23,7 @@ from tests.responders import SILENCE, Responder
 from tests.servers import wait_until
 from tests.sites import Site
 from tests.unit.worker.parts import idle_worker
-from tests.workers import ROOT, Program
+from tests.workers import ROOT, Program, WorkerProcess
 from umbel import Umbel
 from umbel.cluster import mingle
 from umbel.worker.worker import Worker
@@ -358,3 +359,21 @@ def test_fifty_thousand_revocations_of_twenty_neighbours_are_learned_for_less_th
     assert sorted(joined.done.answered) == sorted(neighbours.names(NEIGHBOURS))
     assert passed < WIRE_BYTES_MAX
     assert joined.took_s < JOIN_S
+
+
+def connection_count(worker: WorkerProcess) -> int:
+    """To its broker and its result backend."""
+    return len(psutil.Process(worker.pid).net_connections("tcp"))
+
+
+def test_mingling_leaves_no_connection_open(site: Site) -> None:
+    """Two nodes have the same ones, though the first had nobody to greet.
+
+    The last ones are opened after a worker is ready, so both are counted at the same time.
+    """
+    first = site.worker("threads", "-n", "one@h")
+    second = site.worker("threads", "-n", "two@h")
+    second.wait_for("mingle: 1 nodes answered")
+    wait_until(
+        lambda: connection_count(second) <= connection_count(first), 5, "as many as the first has"
+    )

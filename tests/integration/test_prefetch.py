@@ -12,6 +12,7 @@ from kombu import Exchange, Queue
 from tests.inside import Inside
 from tests.servers import wait_until
 from umbel import Umbel
+from umbel.worker.prefetch import AMQP_WINDOW_MAX, CREDIT_STEP
 
 HOUR_S = 3600
 
@@ -103,6 +104,32 @@ def test_tasks_with_an_eta_widen_the_window_up_to_their_limit(broker_url: str, m
         inside.send("note", n, countdown=HOUR_S)
     settles_at(lambda: inside.worker.prefetch.held, 4 + 10)
     assert told(inside) == 4 + 10
+
+
+@pytest.mark.slow
+def test_more_held_tasks_than_amqp_can_count_starve_no_other_task(
+    broker_url: str, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    inside, gates = make(broker_url, 2, 2)
+    prefetch, client = inside.worker.prefetch, inside.client
+    held = 0
+    for count in (AMQP_WINDOW_MAX - 10, 2_000):
+        for _ in range(0, count, 1_000):
+            client.send_many([client.signature("note", (0,), countdown=HOUR_S)] * 1_000)
+            held += 1_000
+        wait_until(lambda: prefetch.held == held, 60, "the held tasks")  # noqa: B023
+        gates.ran.clear()
+        for n in range(5):
+            inside.send("note", n)
+        wait_until(lambda: len(gates.ran) == 5, what="the tasks that could run")
+    # No more than a bounded number is taken ahead of other workers.
+    client.send_many([client.signature("late", (n,)) for n in range(3_000)])
+    taken = inside.worker.tally.reserved
+    wait_until(lambda: len(taken) > held, what="tasks that run")
+    settles_at(lambda: len(taken) - held <= 2 * prefetch.base + CREDIT_STEP, True)
+    lines = [line for line in caplog.messages if "AMQP can express" in line]
+    assert len(lines) == broker_url.startswith("amqp")
+    assert inside.worker.tally.connections_lost == 0
 
 
 def test_after_a_break_the_window_is_reduced_and_grows_back_exactly(

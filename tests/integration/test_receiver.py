@@ -357,7 +357,7 @@ def test_a_clock_too_far_ahead_is_refused_and_moves_nothing(broker: Broker) -> N
         broker.tell(event(8, "task-sent", clock=20, sync=True))
         broker.tell(event(9, "custom-x", clock=None))
         captured = list(receiver.itercapture(limit=4, timeout=WAIT_S))
-    assert [one.get("clock") for one in captured] == [5, 0, 20, None]
+    assert [one["clock"] for one in captured] == [5, 0, 20, 0]
     assert receiver.counts == {"clock-jump": 1}
     assert broker.app.clock.value == 21
 

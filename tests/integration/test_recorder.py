@@ -36,6 +36,7 @@ SETTINGS = {
     "broker_transport_options": {"confirm_publish": True},
 }
 WAIT_S = 120.0
+SECRET = "hunter2-Zq"
 
 
 class Recorders:
@@ -210,6 +211,8 @@ def test_what_celerys_workers_tell_is_recorded_too(
     celery_worker.wait_for("ready")
     mine = site.send("add", 1, 2).id
     their = site.app.send_task("t.add", (1, 2), queue="theirs").id
+    # Celery's workers hide nothing: the recorder does.
+    echoed = site.app.send_task("t.echo", ({"password": SECRET},), queue="theirs").id
     log = recorders.log
 
     def stories() -> set[tuple[str, str, str]]:
@@ -217,10 +220,12 @@ def test_what_celerys_workers_tell_is_recorded_too(
 
     def is_told() -> bool:
         return stories() >= {
-            ("ours@test", "task-succeeded", mine), ("theirs@test", "task-succeeded", their)
-        }  # fmt: skip
+            ("ours@test", "task-succeeded", mine),
+            ("theirs@test", "task-succeeded", their),
+            ("theirs@test", "task-succeeded", echoed),
+        }
 
-    wait_until(is_told, 30, "both tasks in the log")
+    wait_until(is_told, 30, "the tasks in the log")
     ours.stop()
     celery_worker.stop()
     good_byes = {("ours@test", "worker-offline", ""), ("theirs@test", "worker-offline", "")}
@@ -228,6 +233,9 @@ def test_what_celerys_workers_tell_is_recorded_too(
     recorders.stop()
     theirs = [row for row in unique(rows_of(log)) if row["hostname"] == "theirs@test"]
     assert {row["inc"] for row in theirs} == {None}
+    results = {row["result"] for row in theirs if row["uuid"] == echoed}
+    assert results == {None, "[[{'password': '**'}], {}]"}
+    assert SECRET not in str(rows_of(log))
     kinds = [row["type"] for row in theirs if row["uuid"] == their]
     assert sorted(kinds) == ["task-received", "task-started", "task-succeeded"]
     assert all(

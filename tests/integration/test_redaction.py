@@ -1,8 +1,9 @@
-"""Secrets of arguments stay out of headers, events and logs, whoever sends them."""
+"""Secrets stay out of headers, events, logs and replies; callers get the whole result."""
 
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,10 @@ from umbel import Umbel
 
 SECRET = "hunter2-Zq"
 SHOP = """
+import json
+import os
+import time
+
 from umbel import Umbel
 
 app = Umbel("shop")
@@ -36,6 +41,46 @@ def pay(iban, amount):
 @app.task(redact=False)
 def show(token):
     return "shown"
+
+@app.task
+def give(text):
+    return json.loads(text)
+
+@app.task
+def fail(text):
+    raise OSError(text)
+
+@app.task(bind=True)
+def retry(self, text):
+    # The next try must not store its failure before this one has stored RETRY.
+    raise self.retry(exc=OSError(text), countdown=0.5, max_retries=1)
+
+@app.task
+def echo(user, password):
+    return f"{user}/{password}"
+
+@app.task
+def wrong(user, password):
+    raise ValueError(f"no user {user} with {password}")
+
+@app.task(redact=True)
+def decline(card):
+    raise ValueError("card declined: " + card)
+
+@app.task(bind=True)
+def progress(self, text):
+    more = {"password": text, "from": f"redis://:{text}@h/0"}
+    self.send_event("task-progress", token=text, done=0.5, more=more)
+    self.update_state(state="PROGRESS", meta={"token": text})
+    return self.AsyncResult(self.request.id).result
+
+@app.task
+def hold(url, x=None):
+    time.sleep(600)
+
+@app.control_command
+def reload(state, **_):
+    raise OSError("no redis://:" + os.environ["SHOP_SECRET"] + "@h")
 
 @app.task(bind=True, max_retries=0)
 def again(self, password, **more):
@@ -74,7 +119,8 @@ class Watch:
 
 @pytest.fixture
 def environment(broker_url: str, redis_url: str) -> dict[str, str]:
-    return {"UMBEL_BROKER_URL": broker_url, "UMBEL_RESULT_BACKEND": redis_url}
+    urls = {"UMBEL_BROKER_URL": broker_url, "UMBEL_RESULT_BACKEND": redis_url}
+    return {**urls, "SHOP_SECRET": SECRET}
 
 
 @pytest.fixture
@@ -136,6 +182,134 @@ def test_events_and_logs_of_a_worker_tell_no_secret_of_any_client(
     assert SECRET not in json.dumps(watch.events)
     process.wait_for(r"Task shop.again\[.+ raised unexpected")
     assert SECRET not in process.output
+
+
+RETURNED: list[tuple[Any, str]] = [
+    ({"user": "bob", "password": SECRET}, "{'user': 'bob', 'password': '**'}"),
+    ([{"api_key": SECRET, "n": 1}], "[{'api_key': '**', 'n': 1}]"),
+    (f"amqp://bob:{SECRET}@mq:5672//", "'amqp://bob:**@mq:5672//'"),
+    (f"login with password={SECRET} worked", "'login with password=** worked'"),
+    ({f"redis://:{SECRET}@a": 1}, "{'redis://:**@a': 1}"),
+]
+
+
+def test_a_result_is_redacted_wherever_it_is_shown_and_whole_for_the_caller(
+    process: WorkerProcess, watch: Watch, client: Any
+) -> None:
+    for value, shown in RETURNED:
+        sent = client.send_task("shop.give", (json.dumps(value),), argsrepr="(...)")
+        assert sent.get(timeout=30) == value
+        assert watch.of(sent.id, "task-succeeded")["result"] == shown
+        process.wait_for(rf"Task shop.give\[{sent.id}\] succeeded in .+: {re.escape(shown)}")
+    assert SECRET not in process.output
+    assert SECRET not in json.dumps(watch.events)
+
+
+RAISED = [
+    f"connection to redis://:{SECRET}@h:6379/0 failed",
+    f"cannot log in: host=db password={SECRET} user=bob",
+    f"refused: {{'token': '{SECRET}', 'n': 1}}",
+    f'refused: {{"token": "{SECRET}"}}',
+    f"401 for Authorization: Bearer {SECRET}",
+    f"User(name='bob', password=SecretStr('{SECRET}'))",
+]
+
+
+@pytest.mark.parametrize("task", ["fail", "retry"])
+def test_what_an_exception_tells_is_redacted_and_whole_for_the_caller(
+    process: WorkerProcess, watch: Watch, umbel: Umbel, task: str
+) -> None:
+    for text in RAISED:
+        sent = umbel.send_task(f"shop.{task}", (text,), argsrepr="(...)")
+        with pytest.raises(OSError, match=re.escape(text)):
+            sent.get(timeout=30)
+        assert text in sent.traceback
+        event = watch.of(sent.id, "task-failed")
+        for field in ("exception", "traceback"):
+            assert "OSError" in event[field]
+            assert "**" in event[field]
+        if task == "retry":
+            assert "**" in watch.of(sent.id, "task-retried")["exception"]
+        process.wait_for(rf"Task shop.{task}\[{sent.id}\] raised unexpected")
+    assert SECRET not in process.output
+    assert SECRET not in json.dumps(watch.events)
+
+
+def test_a_secret_argument_is_hidden_where_a_result_or_an_error_repeats_it(
+    process: WorkerProcess, watch: Watch, umbel: Umbel
+) -> None:
+    echoed = umbel.send_task("shop.echo", ("bob", SECRET))
+    assert echoed.get(timeout=30) == f"bob/{SECRET}"
+    assert watch.of(echoed.id, "task-succeeded")["result"] == "'bob/**'"
+    wrong = umbel.send_task("shop.wrong", ("bob",), {"password": SECRET})
+    with pytest.raises(ValueError, match=SECRET):
+        wrong.get(timeout=30)
+    event = watch.of(wrong.id, "task-failed")
+    assert event["exception"] == "ValueError('no user bob with **')"
+    assert event["traceback"].endswith("ValueError: no user bob with **\n")
+    process.wait_for(rf"shop.wrong\[{wrong.id}\] raised unexpected")
+    assert SECRET not in process.output
+
+
+def test_a_task_that_hides_all_hides_its_errors_and_keeps_their_kind_and_place(
+    process: WorkerProcess, watch: Watch, umbel: Umbel
+) -> None:
+    sent = umbel.send_task("shop.decline", (SECRET,))
+    with pytest.raises(ValueError, match="declined"):
+        sent.get(timeout=30)
+    event = watch.of(sent.id, "task-failed")
+    assert event["exception"] == "ValueError('**')"
+    assert "in decline" in event["traceback"]
+    assert event["traceback"].endswith("\nValueError: **\n")
+    process.wait_for(rf"shop.decline\[{sent.id}\] raised unexpected")
+    for text in (process.output, json.dumps(watch.events)):
+        assert SECRET not in text
+
+
+def test_events_of_a_tasks_own_making_and_its_states_tell_no_secret(
+    process: WorkerProcess, watch: Watch, umbel: Umbel
+) -> None:
+    sent = umbel.send_task("shop.progress", (SECRET,), argsrepr="(...)")
+    assert sent.get(timeout=30) == {"token": SECRET}  # what update_state kept, for the caller
+    event = watch.of(sent.id, "task-progress")
+    assert (event["token"], event["done"]) == ("**", 0.5)
+    assert event["more"] == {"password": "**", "from": "redis://:**@h/0"}
+    assert SECRET not in json.dumps(watch.events)
+    assert SECRET not in process.output
+
+
+def test_questions_about_tasks_are_answered_without_secrets(
+    process: WorkerProcess, umbel: Umbel
+) -> None:
+    url = f"redis://:{SECRET}@h/0"
+    sent = [
+        umbel.send_task("shop.hold", (url,), {"x": f"password={SECRET}"}),
+        umbel.send_task("shop.hold", (url,), {"x": {"token": SECRET}}),
+        umbel.send_task("shop.hold", (url,), {"x": 1}),  # waits for a free thread
+        umbel.send_task("shop.hold", (url,), countdown=600),
+    ]
+    inspect = umbel.control.inspect(timeout=20, limit=1)
+    wait_until(lambda: len(next(iter((inspect.active() or {"": ""}).values()))) == 2, 30, "two run")
+    wait_until(lambda: any((inspect.reserved() or {}).values()), 30, "one waits")
+    wait_until(lambda: any((inspect.scheduled() or {}).values()), 30, "one is scheduled")
+    replies = [
+        inspect.active(), inspect.reserved(), inspect.scheduled(),
+        inspect.query_task([one.id for one in sent]),
+    ]  # fmt: skip
+    assert "redis://:**@h/0" in json.dumps(replies)
+    assert SECRET not in json.dumps(replies)
+    (reply,) = umbel.control.broadcast("reload", reply=True, timeout=20, limit=1)
+    assert list(reply.values()) == [{"error": "OSError('no redis://:**@h')"}]
+    assert SECRET not in process.output
+
+
+def test_the_event_of_a_sender_tells_no_secret(watch: Watch, umbel: Umbel) -> None:
+    umbel.conf.task_send_sent_event = True
+    url = f"https://bob:{SECRET}@host/path"
+    sent = umbel.send_task("far.away", (url, 2), {"text": f"pin: {SECRET}", "token": SECRET})
+    event = watch.of(sent.id, "task-sent")
+    assert event["args"] == "('https://bob:**@host/path', 2)"
+    assert event["kwargs"] == "{'text': 'pin: **', 'token': '**'}"
 
 
 def test_a_task_may_show_everything(process: WorkerProcess, watch: Watch, client: Any) -> None:

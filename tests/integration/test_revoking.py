@@ -122,3 +122,22 @@ def test_what_was_revoked_is_still_so_when_the_worker_comes_back(
     assert site.order() == ["after"]
     assert tell(site, "revoked") == [revoked]
     assert tell(site, "clock")["clock"] > clock
+
+
+def test_a_solo_worker_ends_a_task_that_sleeps_and_says_when_it_cannot(redis_site: Site) -> None:
+    site = redis_site
+    site.worker("solo", concurrency=1)
+    sleeping = site.send("sleep_late", "sleeping", 60)
+    site.wait_until_begun("sleeping")
+    assert tell(site, "revoke", task_id=[sleeping.id], terminate=True) == {
+        "ok": f"terminate: {sleeping.id}"
+    }
+    with pytest.raises(TaskRevokedError):
+        sleeping.get(timeout=20)
+    grinding = site.send("grind", "grinding", 6_000_000)
+    site.wait_until_begun("grinding")
+    answer = tell(site, "revoke", task_id=[grinding.id], terminate=True)["ok"]
+    assert answer.startswith(f"terminate: {grinding.id} (still running")
+    with pytest.raises(TaskRevokedError):
+        grinding.get(timeout=60)
+    assert site.works()

@@ -646,6 +646,20 @@ def test_a_batch_that_goes_nowhere_in_part_says_which(ours: Connect) -> None:
     assert list(publish(channel, parcels(3))) == [3]
 
 
+def test_a_batch_that_is_refused_and_goes_nowhere_in_part_names_all_of_them(ours: Connect) -> None:
+    channel = ours().channel()
+    _full_queue(channel).declare()
+    Queue("q")(channel).declare()
+    batch = parcels(8)
+    for number in (1, 2, 3, 5):
+        batch[number] = batch[number]._replace(routing_key="full")
+    batch[6] = batch[6]._replace(routing_key="nowhere")
+    with pytest.raises(Nacked) as raised:
+        list(publish(channel, batch, mandatory=True))
+    assert raised.value.indexes == [3, 5, 6]
+    assert list(publish(channel, parcels(3))) == [3]
+
+
 def test_a_broker_that_takes_nothing_for_a_while_is_not_lost(ours: Connect, amqp_url: str) -> None:
     port = urlsplit(amqp_url).port
     assert port is not None

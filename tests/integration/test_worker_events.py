@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from tests.ears import Ears
 from tests.servers import wait_until
 from tests.sites import APP, Site
+from umbel.app.events.state import State
 
 Event = dict[str, Any]
 SIGNS = {"freq", "active", "processed", "loadavg", "sw_ident", "sw_ver", "sw_sys", "lost"}
@@ -127,6 +129,70 @@ def test_failures_retries_rejections_and_ends_by_force_are_told(ears: Ears, site
         "task-received", "task-started", "task-succeeded",
     ]  # fmt: skip
     assert ears.of("task-rejected", uuid=late.id)[0]["requeue"] is True
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "asyncio", "solo"])
+def test_events_that_a_task_sends_belong_to_the_life_of_its_worker(
+    redis_site: Site, pool: str
+) -> None:
+    check_events_of_tasks(redis_site, pool)
+
+
+def test_events_that_a_task_sends_belong_to_the_life_of_its_worker_on_rabbitmq(
+    amqp_site: Site,
+) -> None:
+    check_events_of_tasks(amqp_site, "prefork")
+
+
+def check_events_of_tasks(site: Site, pool: str) -> None:
+    """Tasks send events of their own while a second worker and a monitor watch."""
+    state = State()
+    with Ears(site.broker_url, state=state) as ears:
+        beat = ("--heartbeat-interval", "0.3")
+        watcher = site.worker("threads", "-n", "watcher@test", "-Q", "none", *beat)
+        worker = site.worker(pool, "-E", "-n", "busy@test", *beat)
+        (online,) = ears.wait_for("worker-online", hostname="busy@test")
+        results = [site.send("report_progress", 5) for _ in range(8)]
+        sent = sum(result.get(timeout=30) for result in results)
+        own = ("task-progress", "task-checked", "worker-note", "task-measured")
+        ears.wait(lambda: sum(len(ears.of(kind)) for kind in own) == sent, f"{sent} own events")
+        beats = len(ears.of("worker-heartbeat", hostname="busy@test"))
+        ears.wait_for("worker-heartbeat", beats + 5, hostname="busy@test")
+
+        of_worker = [event for event in ears.events if event["hostname"] == "busy@test"]
+        assert {(event["pid"], event["inc"]) for event in of_worker} == {
+            (worker.pid, online["inc"])
+        }
+        seen = state.workers["busy@test"]
+        assert (seen.alive, seen.pid, seen.inc) == (True, worker.pid, online["inc"])
+        assert (seen.active, seen.processed) == (0, 8)
+        assert seen.loadavg is not None
+        assert state.workers.keys() == {"busy@test", "watcher@test"}
+        sequences = ears.receiver.sequences
+        assert (sequences.missing_count, sequences.duplicate_count) == (0, 0)
+        worker.stop()
+        ears.wait_for("worker-offline", hostname="busy@test")
+        watcher.wait_for("busy@test left")
+        assert not re.search("lost", watcher.output)
+        assert len(re.findall("busy@test joined", watcher.output)) == 1
+
+
+def test_a_worker_that_stands_still_is_lost_although_its_pool_goes_on(redis_site: Site) -> None:
+    state = State()
+    with Ears(redis_site.broker_url, state=state) as ears:
+        beat = ("--heartbeat-interval", "0.3")
+        watcher = redis_site.worker("threads", "-n", "watcher@test", "-Q", "none", *beat)
+        worker = redis_site.worker("prefork", "-E", "-n", "busy@test", *beat)
+        redis_site.send("report_steps", 1_000)
+        ears.wait_for("task-progress", 3)
+        worker.signal(signal.SIGSTOP)
+        ears.wait(lambda: not state.workers["busy@test"].alive, "the loss to be seen")
+        watcher.wait_for("busy@test was lost")
+        ears.wait_for("task-progress", len(ears.of("task-progress")) + 3)
+        assert not state.workers["busy@test"].alive
+        worker.signal(signal.SIGCONT)
+        ears.wait(lambda: state.workers["busy@test"].alive, "the return to be seen")
+        assert len(re.findall("busy@test was lost", watcher.output)) == 1
 
 
 def test_a_held_task_is_received_before_it_is_due(ears: Ears, site: Site) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable
 
 import pytest
@@ -143,7 +144,27 @@ def test_a_task_that_is_ended_by_its_limit_during_a_shutdown_is_settled(site: Si
 
 def test_a_worker_can_be_stopped_while_it_waits_for_its_broker(site: Site) -> None:
     worker = site.worker("threads", wait=False, settings={"broker_url": "redis://127.0.0.1:1/0"})
-    worker.wait_for("cannot connect")
+    worker.wait_for("annot connect")
     worker.signal(signal.SIGTERM)
     assert worker.wait(5) == 0
     assert "Traceback" not in worker.output
+
+
+@pytest.mark.parametrize("pool", ["prefork", "gevent", "solo"])
+@pytest.mark.parametrize("broker", ["redis", "rabbitmq"])
+def test_a_broker_that_does_not_answer_holds_a_stop_up_no_longer_than_the_setting_says(
+    request: pytest.FixtureRequest, broker: str, pool: str
+) -> None:
+    site = request.getfixturevalue("redis_site" if broker == "redis" else "amqp_site")
+    server = request.getfixturevalue(f"{broker}_server")
+    limit_s = 5.0
+    worker = site.worker(pool, settings={"worker_goodbye_timeout": limit_s})
+    assert site.works()
+    server.pause()
+    try:
+        began = time.monotonic()
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() == 0
+        assert time.monotonic() - began < limit_s + 2  # of a busy machine
+    finally:
+        server.resume()

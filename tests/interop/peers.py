@@ -22,7 +22,7 @@ import redis
 import umbel
 import umbel.exceptions
 from tests.servers import wait_until
-from tests.workers import READY, Program
+from tests.workers import READY, Program, shifted_clock
 
 WAIT_S = 30.0
 # For groups: a Celery client looks at them twice a second unless told to look more often.
@@ -127,6 +127,7 @@ def start_worker(
     pool: str = "prefork",
     concurrency: int = 2,
     name: str | None = None,
+    shift_s: float = 0.0,
 ) -> Program:
     """Start a worker of one of the libraries and wait until it is ready."""
     module = f"tests.interop.{library}_node"
@@ -136,7 +137,12 @@ def start_worker(
     program = Program(
         [sys.executable, "-m", library, "-A", module, "worker", *arguments],
         cwd=cwd,
-        env={"INTEROP_SETTINGS": json.dumps(settings), "INTEROP_MARKS": marks_url},
+        env={
+            "INTEROP_SETTINGS": json.dumps(settings),
+            "INTEROP_MARKS": marks_url,
+            **(shifted_clock(shift_s) if shift_s else {}),
+        },
+        fresh=bool(shift_s),
     )
     try:
         program.wait_for(READY)

@@ -53,6 +53,12 @@ def _add_plain(app: Any) -> None:
     def add(x: Any, y: Any = 10) -> Any:
         return x + y
 
+    @app.task(name="t.report", bind=True)
+    def report(self: Any, count: int) -> int:
+        for done in range(count):
+            self.send_event("task-progress", done=done)
+        return count
+
     @app.task(name="t.sum")
     def total(numbers: list[Any], extra: int = 0) -> Any:
         return sum(numbers) + extra

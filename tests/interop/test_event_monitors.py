@@ -72,6 +72,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "task-revoked": {"uuid": TEXT, "terminated": bool, "signum": (int, TEXT, None),
                      "expired": bool},
     "task-rejected": {"uuid": TEXT, "requeue": bool},
+    "task-progress": {"uuid": TEXT, "done": int},
     "worker-online": SIGNS,
     "worker-heartbeat": SIGNS,
     "worker-offline": SIGNS,
@@ -265,7 +266,8 @@ def test_events_have_the_fields_of_the_table(stage: Stage, library: str) -> None
             wrong += misfits(event, More({**COMMON, **fields}), event["type"])
             kinds.add(event["type"])
     assert not wrong
-    assert kinds >= set(FIELDS) - {"task-sent", "task-rejected", "worker-online", "worker-offline"}
+    not_yet = {"task-sent", "task-rejected", "task-progress", "worker-online", "worker-offline"}
+    assert kinds >= set(FIELDS) - not_yet
 
 
 def _is_asked_for(event: Event) -> bool:
@@ -300,6 +302,43 @@ def test_clients_tell_of_what_they_send(stage: Stage, library: str, sender: str)
             assert task.sent == event["timestamp"]
     finally:
         client.close()
+
+
+def test_events_that_tasks_send_change_no_worker(stage: Stage, library: str) -> None:
+    names = {node.name for node in stage.nodes.values()}
+    for node in of(stage, library):
+        sent = [node.send("report", 5) for _ in range(6)]
+        assert [one.get(timeout=WAIT_S) for one in sent] == [5] * 6
+        ids = {one.id for one in sent}
+        for ears in (stage.ours, stage.theirs):
+            _wait_for_events(ears.events, ids, ENDS)
+            wait_until(
+                lambda heard=ears.events, ids=ids: sum(
+                    event["type"] == "task-progress" and event["uuid"] in ids
+                    for event in list(heard)
+                ) == 30,
+                WAIT_S,
+                "all progress",
+            )  # fmt: skip
+            before = len(ears.events)
+            wait_until(
+                lambda heard=ears.events, before=before, name=node.name: any(
+                    event["type"] == "worker-heartbeat" and event["hostname"] == name
+                    for event in heard[before:]
+                ),
+                WAIT_S,
+                "a heartbeat",
+            )
+            seen = ears.state.workers[node.name]
+            assert (seen.alive, seen.pid) == (True, node.worker.pid)
+            assert (seen.active, seen.processed >= 6) == (0, True)
+            assert {ears.state.tasks[one].state for one in ids} == {"SUCCESS"}
+    assert set(stage.ours.state.workers) == names
+    progress = [event for event in stage.ours.events if event["type"] == "task-progress"]
+    pids = {(event["hostname"], event["pid"]) for event in progress}
+    workers = {(node.name, node.worker.pid) for node in of(stage, UMBEL)}
+    assert {one for one in pids if one[0].startswith("umbel")} <= workers
+    assert stage.ours.receiver.sequences.missing_count == 0
 
 
 def test_both_libraries_tell_the_same_story(stage: Stage) -> None:

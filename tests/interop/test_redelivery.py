@@ -79,3 +79,35 @@ def test_a_worker_that_leaves_gives_back_what_waits_for_its_time(
     successor = crew(heir, settings)
     for result in results:
         successor.wait_for(rf"{result.id}.*received")
+
+
+def test_workers_with_wrong_clocks_and_celery_leave_each_others_tasks_alone(
+    marks: Marks,
+    own_redis: RedisServer,
+    new_settings: Callable[..., Any],
+    new_client: Callable[..., Any],
+    crew: Callable[..., Any],
+) -> None:
+    """Celery notes what it takes, and judges what is overdue, by its own clock, which is right."""
+    options = {
+        "visibility_timeout": 60,
+        "unacked_restore_interval": 0.25,
+        "unacked_restore_throttle": 1,
+        "unacked_mutex_expire": 1,
+    }
+    settings = new_settings("redis", broker_transport_options=options, worker_prefetch_multiplier=1)
+    client, gate = new_client(UMBEL, settings), marks.name()
+    redis = own_redis.client(int(settings["broker_url"].rpartition("/")[2]))
+    crew(CELERY, settings)
+    for number, shift_s in enumerate((-7_200.0, 7_200.0)):
+        crew(UMBEL, settings, name=f"umbel{number}@%h", shift_s=shift_s)
+    results = [client.send("late", kwargs={"mark": gate}) for _ in range(6)]
+    holders = {marks.wait(f"{gate}:reached").partition("@")[0] for _ in results}
+    assert holders == {CELERY, "umbel0", "umbel1"}
+    began = time.monotonic()
+    wait_until(lambda: time.monotonic() - began > 3, WAIT_S, "everybody to have looked often")
+    assert (redis.llen("celery"), redis.hlen("unacked")) == (0, 6), "some were given back"
+    for _ in results:
+        marks.open(gate)
+    for result in results:
+        assert result.get(timeout=WAIT_S)[1] is False, "it was delivered before"

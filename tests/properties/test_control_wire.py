@@ -23,7 +23,17 @@ from umbel.wire.control import (
 )
 from umbel.wire.limits import Refusal
 from umbel.wire.patterns import matches
-from umbel.wire.signing import NONCE, SIGNATURE, SIGNED_AT, Distrust, Nonces, sign, verify
+from umbel.wire.signing import (
+    NONCE,
+    SIGNATURE,
+    SIGNED_AT,
+    WINDOW_S,
+    Challenges,
+    Distrust,
+    Nonces,
+    sign,
+    verify,
+)
 
 ACCEPT = accept_set(["json", "msgpack", "yaml"])
 KEY = b"0123456789abcdef"
@@ -140,6 +150,33 @@ def test_no_message_is_obeyed_twice(signed_at, received, count_max):
             assert number not in obeyed
             obeyed.add(number)
         assert len(seen) <= count_max
+
+
+@settings(max_examples=300)
+@given(
+    sent=st.lists(
+        st.tuples(st.floats(0, 200), st.floats(-WINDOW_S, WINDOW_S)), min_size=1, max_size=8
+    ),
+    starts=st.lists(st.floats(0, 200), min_size=1, max_size=4),
+    deliveries=st.lists(st.tuples(st.integers(0, 7), st.floats(0, 300)), max_size=40),
+)
+def test_a_message_is_obeyed_once_over_all_lives_of_a_node(sent, starts, deliveries):
+    """`sent` are send times and by how much the sender's clock is ahead of the node's."""
+    lives = [(since, Nonces(since)) for since in sorted(starts)]
+    obeyed: set[int] = set()
+    for number, now in sorted(deliveries, key=lambda one: one[1]):
+        running = [life for life in lives if life[0] <= now]
+        number %= len(sent)  # noqa: PLW2901 - one of those that were sent
+        sent_at, ahead_s = sent[number]
+        if not running or now < sent_at:
+            continue
+        since, seen = running[-1]
+        message = sign(b"{}", {}, KEY, sent_at + ahead_s, f"n{number}")
+        with suppress(Distrust):
+            if verify(b"{}", message, KEY, now, seen, challenges=Challenges(b"s")):
+                assert number not in obeyed
+                assert sent_at >= since - 1e-6
+                obeyed.add(number)
 
 
 @settings(max_examples=300)

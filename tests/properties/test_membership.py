@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from random import Random
 from typing import Any
 
 from hypothesis import given, settings
@@ -209,3 +210,42 @@ def test_no_history_makes_a_table_grow_beyond_its_bound(
         assert len(members._alive) + len(members._lost) <= nodes_max
         assert len(members._memories) <= memory_max
         assert not members._alive.keys() & members._lost.keys()
+        unestablished = [name for names in members._by_signs for name in names]
+        assert sorted(unestablished) == sorted(members._signs)
+        assert members._signs.keys() <= members._alive.keys()
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    ghosts=st.integers(1, 300),
+    bursts=st.integers(1, 5),
+    freq=st.sampled_from([None, 2.0, 3_600, 86_400, float("inf")]),
+)
+def test_bursts_of_invented_nodes_hide_no_real_one(
+    seed: int, ghosts: int, bursts: int, freq: Any
+) -> None:
+    """Real nodes beat every two seconds; invented ones come in bursts, under any names."""
+    dice, nodes_max, beat_s = Random(seed), 100, 2.0
+    members = Membership("me", nodes_max=nodes_max, freq_max_s=60.0)
+    real = [f"real{number}" for number in range(10)]
+    at = {dice.uniform(0, 90.0) for _ in range(bursts)}
+    killed_at, lost_at = 100.0, None
+    for step in range(480):
+        now = step / 4
+        for number, name in enumerate(real):
+            if (now + number / 5) % beat_s < 0.25 and not (name == "real0" and now >= killed_at):
+                members.step(Heard(name, 1, 1, beat_s), now)
+        if any(now - 0.25 < moment <= now for moment in at):
+            for number in range(ghosts):
+                members.step(Heard(f"ghost{step}.{number}", 1, 1, freq), now)
+        for effect in members.step(Tick(), now):
+            if isinstance(effect, Lost) and effect.node.hostname == "real0":
+                lost_at = now
+        assert len(members) <= nodes_max
+        assert members.established_count <= len(real), "strangers are never counted"
+        if now >= 99 and now < killed_at:
+            assert {name for name in real if name in members} == set(real)
+            assert members.established() == set(real)
+    assert lost_at is not None
+    assert killed_at < lost_at <= killed_at + 2 * beat_s + 1.0

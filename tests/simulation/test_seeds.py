@@ -62,6 +62,30 @@ def test_without_faults_one_node_acts_as_soon_as_candidates_are_collected(nodes:
         assert 0.5 <= found.figures["slowest_s"] < 0.6, seed
 
 
+# A stranger in a play sends no heartbeats, so that nobody notices that it is not there.
+REFUSING = (*(kind for kind in faults.FAULTS if kind != "forge"), faults.REFUSE)
+
+
+@pytest.mark.parametrize("chunk", range(4))
+def test_elections_that_some_or_all_refuse_are_carried_out_or_refused_once(chunk: int) -> None:
+    assert failures(chunk * SEEDS_PER_CHUNK, SEEDS_PER_CHUNK, Setting(faults=REFUSING)) == []
+
+
+def test_without_faults_an_election_is_refused_only_where_everybody_refuses() -> None:
+    refused_count = 0
+    for seed in range(100):
+        played = Play(seed, Setting(nodes=4, faults=(faults.REFUSE,)))
+        played.run()
+        for election_id in played.checks.requested_at:
+            nodes = [node for node in played.nodes if not played.refuses(node, election_id)]
+            stood = [node for node in nodes if election_id in node.informed]
+            refused = election_id in played.checks.failures
+            assert refused is not bool(stood), (seed, election_id)
+            assert refused is not (election_id in played.checks.actions), (seed, election_id)
+            refused_count += refused
+    assert refused_count > 20
+
+
 # -- the same seed is the same play --------------------------------------------------------
 
 SAMPLE = range(40)

@@ -12,7 +12,7 @@ from tests.pages import blocks, commands, pages, parse
 from tests.workers import ROOT
 
 NAMES = [str(path.relative_to(ROOT)) for path in pages()]
-TOOLS = {".", "git", "make", "mkdir", "pip", "python", "sleep"}
+TOOLS = {"rabbitmqctl", "redis-cli", ".", "git", "make", "mkdir", "pip", "python", "sleep"}
 LINK = re.compile(r"\]\((?!https?://)([^)#]*)(#[^)]*)?\)")
 
 

@@ -22,6 +22,8 @@ from umbel.app.context import current_request
 from umbel.app.forms import STEERING, Form, Times, checked_priority, seconds
 from umbel.app.publish import RetryPolicy
 from umbel.app.routes import Destination
+from umbel.broker.amqp.tables import check_headers
+from umbel.broker.connections import is_rabbitmq
 from umbel.broker.ids import fresh_id
 from umbel.wire.outgoing import Parcel, properties_of, write_task_v1
 from umbel.wire.redaction import by_name
@@ -129,6 +131,8 @@ def prepare(
             own["parent_id"] = parent_id
         if not is_usual:
             _add_fields(own, options, times)
+        if not is_plain:
+            _check_headers(app, options, own)
         embed = None if is_plain or _LINKS.isdisjoint(options) else _embed(options)
         message = form.writer.write(own, args, kwargs, properties, embed, get("headers"))
     if times.destination is not form.times.destination:
@@ -217,6 +221,13 @@ def _add_fields(own: dict[str, Any], options: Mapping[str, Any], times: Times) -
         stamped = options.get("stamped_headers")
         own["stamped_headers"] = None if stamped is None else list(stamped)
         own["stamps"] = stamps_of(options)
+
+
+def _check_headers(app: Umbel, options: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Refuse headers and stamps of the caller that the broker would change."""
+    headers, stamps = options.get("headers"), own.get("stamps")
+    if (headers or stamps) and is_rabbitmq(app.write_url):
+        check_headers({**(headers or {}), **(stamps or {})})
 
 
 def _embed(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 Umbel's own live in `umbel.worker.commands`; applications add theirs with `@app.control_command`.
 A command gets the `state` of the worker that it runs in and its arguments by name, and returns what
-is answered. What it raises is answered as an error. `NoReply` answers nothing.
+is answered. What it raises is answered as an error. `NoReply` answers nothing, `NotHere` only who
+has asked this node by its name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,10 @@ from umbel.exceptions import ImproperlyConfigured
 
 class NoReply(Exception):
     """Raised by a command that does not answer."""
+
+
+class NotHere(Exception):
+    """Raised by a command that is for other nodes; an error only for who asked this one by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,16 @@ class Command:
     reads: bool  # it changes nothing: an inspection
     aliases: tuple[str, ...] = ()
     anywhere: bool = False  # it may run beside the loop: it only reads what may be read there
+    stamped: bool = False  # its argument `stamp` is a time of the sender's clock
+    judges: bool = False  # it gets `is_new`, whether the request is known to be no copy, to judge
+
+    def is_allowed(self, allow: str | Collection[str]) -> bool:
+        """Whether `control_allow` lets a worker obey it."""
+        if allow == "all":
+            return True
+        if allow == "read-only":
+            return self.reads
+        return self.name in allow or any(alias in allow for alias in self.aliases)
 
     @property
     def help(self) -> str:
@@ -65,11 +80,14 @@ class Commands:
         reads: bool = False,
         aliases: tuple[str, ...] = (),
         anywhere: bool = False,
+        stamped: bool = False,
+        judges: bool = False,
     ) -> Any:
         """Make a function a command: `@command` or `@command(reads=True)`."""
 
         def decorate(run: Callable[..., Any]) -> Callable[..., Any]:
-            self.add(Command(name or run.__name__, run, reads, tuple(aliases), anywhere))
+            known_as = name or run.__name__
+            self.add(Command(known_as, run, reads, tuple(aliases), anywhere, stamped, judges))
             return run
 
         return decorate if fun is None else decorate(fun)

@@ -14,7 +14,7 @@ from umbel.app.calls import stamps_of
 from umbel.app.context import Context, current_request
 from umbel.app.results import EagerResult
 from umbel.app.spans import tracer_class
-from umbel.app.trace import FAILURE, RETRY, Traced, Tracer
+from umbel.app.trace import FAILURE, RETRY, Traced, Tracer, traceback_text
 from umbel.exceptions import Retry
 
 if TYPE_CHECKING:
@@ -52,8 +52,14 @@ def run_inline(
     if propagate and traced.state in (FAILURE, RETRY) and isinstance(traced.value, BaseException):
         raise traced.value
     return EagerResult(
-        chosen_id, traced.value, traced.state, traceback=traced.traceback or None, name=task.name
+        chosen_id, traced.value, traced.state, traceback=_traceback(traced.value), name=task.name
     )
+
+
+def _traceback(value: Any) -> str | None:
+    """The traceback of an outcome, whole: it is the caller's own."""
+    error = value.exc or value if isinstance(value, Retry) else value
+    return traceback_text(error) if isinstance(error, BaseException) else None
 
 
 def _request(

@@ -160,6 +160,7 @@ class Forms:
             name=name, serializer=serializer, compression=compression, time_limit=hard,
             soft_time_limit=soft, shadow=chosen.get("shadow"), origin=app.origin,
             ignore_result=ignore_result, address=(destination.exchange, destination.routing_key),
+            limits=app.limits,
         )  # fmt: skip
         return Form(
             Times(destination), writer, _priority(app, name, chosen), destination.delivery_mode,

@@ -150,7 +150,6 @@ _BY_REASON: dict[str, dict[str, Any]] = {
         "worker_task_log_datefmt": None,
         "task_repr_maxlevels": 3,
         "result_chord_expires": None,
-        "broker_channel_error_retry": False,
         "broker_pool_acquire_timeout": None,
     },
     "an error fetched with a result always carries the worker's traceback": {

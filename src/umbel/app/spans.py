@@ -16,9 +16,10 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from umbel.app.trace import FAILURE, RETRY, Traced, Tracer
+from umbel.app.trace import FAILURE, RETRY, Traced, Tracer, traceback_text
 from umbel.exceptions import ImproperlyConfigured
 from umbel.version import __version__
+from umbel.wire.redaction import by_name
 
 if TYPE_CHECKING:
     from umbel.app.calls import Call
@@ -51,9 +52,11 @@ class Spans:
         try:
             yield
         except BaseException as exc:
+            rules = by_name(self._app.conf.task_redact_names)
+            shown = _error(rules.text(str(exc)), rules.text(traceback_text(exc)))
             for span in spans:
-                span.record_exception(exc)
-                span.set_status(self._trace.StatusCode.ERROR, f"{type(exc).__name__}: {exc}")
+                span.record_exception(exc, shown)
+                span.set_status(self._trace.StatusCode.ERROR, rules.error_repr(exc))
             raise
         finally:
             for span in spans:
@@ -99,7 +102,7 @@ class Spans:
         if traced.state in (FAILURE, RETRY) and isinstance(traced.value, BaseException):
             cause = getattr(traced.value, "exc", None) if traced.state == RETRY else traced.value
             if isinstance(cause, BaseException):
-                span.record_exception(cause)
+                span.record_exception(cause, _error(traced.text, traced.traceback))
         if traced.state == FAILURE:
             span.set_status(self._trace.StatusCode.ERROR, traced.text)
 
@@ -154,6 +157,11 @@ def flusher(app: Umbel) -> Callable[[], None]:
 
 def _nothing() -> None:
     """There are no spans."""
+
+
+def _error(message: str, stacktrace: str) -> dict[str, str]:
+    """What takes the place of the exception's own words, which may hold secrets."""
+    return {"exception.message": message, "exception.stacktrace": stacktrace}
 
 
 def _texts(headers: dict[str, Any]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -59,7 +59,8 @@ class Task:
     store_errors_even_if_ignored: bool | None = None
     track_started: bool | None = None
     send_events: bool = True
-    # What is hidden in headers, events and logs: True all, False nothing, names these as well.
+    # What is hidden in headers, events, logs and replies: True all, False nothing, names these as
+    # well.
     redact: Switch = None
     _redaction: Redaction | None = None
 
@@ -133,7 +134,7 @@ class Task:
 
     @property
     def redaction(self) -> Redaction:
-        """What of its arguments may be shown."""
+        """What of its arguments, results and errors may be shown."""
         names, switch, known = self.app.conf.task_redact_names, self.redact, self._redaction
         if known is None or known.names is not names or known.switch is not switch:
             known = self._redaction = Redaction(names, switch, self._signature(), self._rules_of)
@@ -333,14 +334,25 @@ class Task:
             raise ValueError(f"update_state of {self.name} outside of an execution needs a task_id")
         self.backend.store(target, meta, state, request=request)
 
-    def send_event(self, type_: str, **fields: Any) -> None:
+    def send_event(
+        self,
+        type_: str,
+        retry: bool = True,
+        retry_policy: Mapping[str, Any] | None = None,
+        *,
+        blind: bool = False,
+        utcoffset: Callable[[], float] | float | None = None,
+        **fields: Any,
+    ) -> None:
         """Tell monitors something about the task that runs, such as `task-progress`.
 
-        Never waits and never fails; see `Dispatcher.send`.
+        Never waits and never fails; see `Dispatcher.send`, also for the options. Fields with secret
+        names, and secrets in texts, show as '**' (`redact`).
         """
         request = self.request
         dispatcher = self.app.events.default_dispatcher(request.hostname)
-        dispatcher.send(type_, uuid=request.id, **fields)
+        told = self.redaction.fields(fields)
+        dispatcher.send(type_, blind, utcoffset, retry, retry_policy, uuid=request.id, **told)
 
     # -- hooks -------------------------------------------------------------------------
 

@@ -1,5 +1,8 @@
 """Executing one task body: what happens around it, in which order, and what comes out.
 
+The texts of an outcome are for logs and events and hold no secrets (`wire.redaction`). What is
+stored for the caller, and what hooks get, is whole.
+
 A `Tracer` is prepared once per task type and used for every execution of it, in whichever
 pool. It calls the body, tells the outcomes apart (success, failure, retry, ignore, reject),
 does the duties of wire-format order, and returns a `Traced`. It never raises an ordinary
@@ -24,8 +27,7 @@ from umbel.app.context import Context, Frame, current_frame
 from umbel.app.replacing import ReplacedInline
 from umbel.app.task import FailureInfo, Task
 from umbel.exceptions import Ignore, Reject, Retry
-from umbel.wire.redaction import HIDDEN_RESULT
-from umbel.wire.reprs import safe_repr
+from umbel.wire.masking import MASK
 
 if TYPE_CHECKING:
     from umbel.app.umbel import Umbel
@@ -34,6 +36,8 @@ logger = logging.getLogger("umbel.task")
 
 SUCCESS, FAILURE, RETRY = "SUCCESS", "FAILURE", "RETRY"
 IGNORED, REJECTED, STARTED = "IGNORED", "REJECTED", "STARTED"
+TRACEBACK_CHARS_MAX = 64_000
+CAUSES_MAX = 20
 
 
 class Traced(NamedTuple):
@@ -41,8 +45,8 @@ class Traced(NamedTuple):
 
     state: str
     value: Any  # the return value, or the exception
-    text: str  # bounded repr of it, for logs and events
-    traceback: str = ""
+    text: str  # bounded repr of it, for logs and events: without secrets
+    traceback: str = ""  # likewise
     requeue: bool = False
     clock: int = 0  # set aside for the event of it, where something was sent after it
 
@@ -79,7 +83,7 @@ class Tracer:
         )
         self.ignores_result = task.ignores_result
         self.begins = self.track_started or _overridden(task, "before_start")
-        self.hides_result = task.redaction.hides_result
+        self.redaction = task.redaction
         self.before_start = _overridden(task, "before_start")
         self.on_success = _overridden(task, "on_success")
         self.after_return = _overridden(task, "after_return")
@@ -175,9 +179,8 @@ class Tracer:
             self._succeeded(request, args, kwargs, value)
         if not request._told:
             return Traced(SUCCESS, value, "")
-        if self.hides_result:
-            return Traced(SUCCESS, value, HIDDEN_RESULT)
-        return Traced(SUCCESS, value, safe_repr(value, self.task.resultrepr_maxsize))
+        chars_max = self.task.resultrepr_maxsize
+        return Traced(SUCCESS, value, self.redaction.result_repr(value, chars_max, args, kwargs))
 
     def _succeeded(self, request: Context, args: Any, kwargs: Any, value: Any) -> None:
         # The outcome is recorded and the next tasks are on their way: a hook can not undo that.
@@ -195,27 +198,25 @@ class Tracer:
         if isinstance(exc, ReplacedInline):
             return self._returned(request, args, kwargs, exc.value)
         if isinstance(exc, Ignore):
-            return self._finish(request, args, kwargs, Traced(IGNORED, exc, ""))
+            return Traced(IGNORED, exc, "")
         if isinstance(exc, Reject):
-            text = safe_repr(exc.reason)
-            return self._finish(
-                request, args, kwargs, Traced(REJECTED, exc, text, requeue=exc.requeue)
-            )
+            text = self.redaction.error_repr(exc.reason, self.redaction.secrets_of(args, kwargs))
+            return Traced(REJECTED, exc, text, requeue=exc.requeue)
         if isinstance(exc, Retry):
             return self._retried(request, args, kwargs, exc)
         return self.failed(request, args, kwargs, exc)
 
     def _retried(self, request: Context, args: Any, kwargs: Any, outcome: Retry) -> Traced:
         cause = outcome.exc if outcome.exc is not None else outcome
-        text = _format(cause)
-        traced = Traced(RETRY, outcome, safe_repr(cause), text, clock=outcome.clock)
+        text = traceback_text(cause)
         try:
             if self._keeps(request):
                 self.app.backend.store(_id(request), cause, RETRY, traceback=text, request=request)
             self.task.on_retry(cause, _id(request), args, kwargs, FailureInfo(cause, text))
         except Exception:
             logger.exception("task %s[%s]: its retry was not recorded", self.task.name, request.id)
-        return self._finish(request, args, kwargs, traced)
+        shown = self._shown(cause, text, args, kwargs)
+        return Traced(RETRY, outcome, *shown, clock=outcome.clock)
 
     def failed(
         self,
@@ -227,8 +228,7 @@ class Tracer:
         chain_sent: bool = False,
     ) -> Traced:
         """Record a failure, and whatever follows from it; steps that were sent go on."""
-        text = _format(exc)
-        traced = Traced(FAILURE, exc, safe_repr(exc), text)
+        text = traceback_text(exc)
         task_id = _id(request)
         try:
             if self.stores and (self._keeps(request) or self.errors_always):
@@ -244,16 +244,21 @@ class Tracer:
             logger.exception(
                 "task %s[%s]: its failure was not fully recorded", self.task.name, task_id
             )
-        return self._finish(request, args, kwargs, traced)
-
-    def _finish(self, request: Context, args: Any, kwargs: Any, traced: Traced) -> Traced:
-        if self.after_return and traced.state == FAILURE:
+        if self.after_return:
             try:
-                info = FailureInfo(traced.value, traced.traceback)
-                self.task.after_return(traced.state, traced.value, _id(request), args, kwargs, info)
+                info = FailureInfo(exc, text)
+                self.task.after_return(FAILURE, exc, task_id, args, kwargs, info)
             except Exception:
                 logger.exception("task %s[%s]: after_return failed", self.task.name, request.id)
-        return traced
+        return Traced(FAILURE, exc, *self._shown(exc, text, args, kwargs))
+
+    def _shown(self, exc: BaseException, text: str, args: Any, kwargs: Any) -> tuple[str, str]:
+        """The texts of an error and its traceback that logs and events may have."""
+        rules = self.redaction
+        if rules.hides_all:
+            return rules.error_repr(exc), bare_traceback(exc)
+        secrets = rules.secrets_of(args, kwargs)
+        return rules.error_repr(exc, secrets), rules.text(last_lines(text), secrets)
 
 
 def fail(
@@ -303,9 +308,34 @@ def _id(request: Context) -> str:
     return request.id
 
 
-def _format(exc: BaseException) -> str:
+def traceback_text(exc: BaseException) -> str:
+    """The traceback of an error, whatever its class does."""
     try:
         return "".join(traceback.format_exception(exc))
     except Exception:  # noqa: BLE001 - the text of an error is not worth another one
         # An exception class of the user's may fail to show itself.
-        return f"{type(exc).__name__} (its traceback can not be shown)\n"
+        return f"{type(exc).__name__} (its traceback cannot be shown)\n"
+
+
+def bare_traceback(exc: BaseException) -> str:
+    """The traceback of an error and its causes, without their messages."""
+    parts: list[str] = []
+    seen: set[int] = set()
+    cause: BaseException | None = exc
+    while cause is not None and id(cause) not in seen and len(seen) < CAUSES_MAX:
+        seen.add(id(cause))
+        frames = "".join(traceback.format_tb(cause.__traceback__))
+        head = "Traceback (most recent call last):\n" if frames else ""
+        parts.append(f"{head}{frames}{type(cause).__name__}: {MASK}\n")
+        hidden = None if cause.__suppress_context__ else cause.__context__
+        cause = cause.__cause__ or hidden
+    return "\nThe error above led to this one:\n\n".join(reversed(parts))
+
+
+def last_lines(text: str) -> str:
+    """The end of a traceback, not more than anybody is shown."""
+    if len(text) <= TRACEBACK_CHARS_MAX:
+        return text
+    # Half a word could be the end of a secret whose name was cut off.
+    end = text[-TRACEBACK_CHARS_MAX:]
+    return end.partition("\n")[2] or end.partition(" ")[2]

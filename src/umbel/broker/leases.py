@@ -2,8 +2,9 @@
 
 On Redis a message that is not acknowledged within the visibility time-out is taken for lost and
 given to somebody else, even if it merely waits for its eta or still runs. The lease of a message
-is its score in the index of unacknowledged ones; renewing it sets the score to now, for members
-that are still there. Other brokers tie a message to its connection and need nothing.
+is its score in the index of unacknowledged ones; renewing it sets the score to now by the server's
+clock, for members that are still there. Other brokers tie a message to its connection and need
+nothing.
 
 For the same reason the end of a connection ends no lease there: what arrived on an old channel is
 settled, or put back, on a new one.
@@ -11,12 +12,13 @@ settled, or put back, on a new one.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
 from kombu.transport import virtual
+
+from umbel.broker.server_time import server_time
 
 # So many are renewed in one command.
 CHUNK = 1_000
@@ -29,12 +31,12 @@ def lease_s(channel: Any) -> float | None:
     return float(channel.visibility_timeout)
 
 
-def renew(channel: Any, tags: Iterable[str], clock: Any = time.time) -> int:
+def renew(channel: Any, tags: Iterable[str]) -> int:
     """Renew the leases of these deliveries; how many commands that took."""
     rest, commands = iter(tags), 0
     while chunk := list(islice(rest, CHUNK)):
-        now = clock()
         with channel.conn_or_acquire() as client:
+            now = server_time(client)
             client.zadd(channel.unacked_index_key, dict.fromkeys(chunk, now), xx=True)
         commands += 1
     return commands

@@ -55,6 +55,7 @@ LOOK_S: Final = 0.2
 # How long RabbitMQ may take to let go of a queue before the start goes on without it.
 PATIENCE_S: Final = 5.0
 JOIN_S: Final = 2.0
+LOST_JOIN_S: Final = 0.2
 _RESOURCE_LOCKED: Final = 405
 _JITTER_S: Final = 0.3
 
@@ -87,8 +88,8 @@ class Name:
         """
         return True
 
-    def release(self) -> None:
-        """Let go of the name; never raises."""
+    def release(self, *, lost: bool = False) -> None:
+        """Let go of the name; never raises. `lost` if the broker is not there to hear of it."""
 
 
 def new_token() -> str:
@@ -206,12 +207,12 @@ class LeasedName(Name):
         self._keeper.start()
         return True
 
-    def release(self) -> None:
+    def release(self, *, lost: bool = False) -> None:
         """See `Name`. The thread does it, so that a server which hangs does not hold us up."""
         self._ended.set()
         keeper, self._keeper = self._keeper, None
         if keeper is not None and keeper is not threading.current_thread():
-            keeper.join(JOIN_S)
+            keeper.join(LOST_JOIN_S if lost else JOIN_S)
 
     # -- at the start ------------------------------------------------------------------
 

@@ -9,22 +9,27 @@ was sent when it gives up.
 | Redis  | parts, each of them one step, all or nothing: one push | a part that was answered |
 |        | per list, in a transaction if there are several lists  |                          |
 | AMQP   | parts, as many messages as may be unconfirmed at a     | what was confirmed       |
-|        | time (with py-amqp's own transport, as the others)     |                          |
+|        | time                                                   |                          |
 | others | message after message                                  | what was handed over     |
 
 The messages of a part that failed may have been published all the same; they are sent again and
 the duplicates carry the same task ids.
+
+On AMQP a message that is `mandatory` has to reach a queue (`Unroutable`). Elsewhere messages are
+put into the queues by whoever sends them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
 from kombu import Producer
 
 from umbel.broker import batches
 from umbel.broker.amqp import batches as amqp_batches
+from umbel.broker.amqp.bounded import BoundedChannel
+from umbel.broker.amqp.channel import BufferedChannel
 from umbel.broker.base64text import quicken
 from umbel.broker.batches import Parcel
 from umbel.broker.envelopes import BODY_ENCODING, envelope
@@ -34,11 +39,14 @@ PART_COUNT_MAX: Final = 500
 PART_BYTES_MAX: Final = 8 * 1024 * 1024
 
 
-def outlet_for(channel: Any, kind: str) -> Outlet:
-    """The outlet for a channel of a kind of transport: `redis`, `amqp`, `memory`, ..."""
+def outlet_for(channel: Any, kind: str, *, confirm: bool = True) -> Outlet:
+    """The outlet for a channel of a kind of transport: `redis`, `amqp`, `memory`, ...
+
+    With `confirm`, a message counts as sent when an AMQP broker has confirmed it.
+    """
     if kind == "redis" and channel.body_encoding == BODY_ENCODING:
         return RedisOutlet(channel)
-    return AmqpOutlet(channel) if kind == "amqp" else Outlet(channel)
+    return AmqpOutlet(channel, confirm) if kind == "amqp" else Outlet(channel)
 
 
 class Outlet:
@@ -48,12 +56,24 @@ class Outlet:
         quicken(channel)
         self.producer = Producer(channel, auto_declare=False)
 
-    def publish_one(self, parcel: Parcel) -> None:
-        """Publish one message."""
+    def await_unblocked(self) -> None:
+        """Wait until the broker takes messages on this channel, if it is known not to."""
+
+    def publish_one(self, parcel: Parcel, *, mandatory: bool = False) -> None:
+        """Publish one message; returns when the broker has it, where it can tell."""
         batches.publish_one(self.producer, parcel)
 
-    def publish(self, parcels: Sequence[Parcel]) -> Iterator[int]:
-        """Publish all `parcels` in order; tells, again and again, how many of them are there."""
+    def hand_over(self, parcel: Parcel) -> None:
+        """Publish one message, without waiting for a confirm."""
+        self.publish_one(parcel)
+
+    def publish(
+        self, parcels: Sequence[Parcel], *, optional: Collection[tuple[str, str]] = ()
+    ) -> Iterator[int]:
+        """Publish all `parcels` in order; tells, again and again, how many of them are there.
+
+        `optional` are addresses, exchange and routing key, where nobody need listen.
+        """
         for count, parcel in enumerate(parcels, 1):
             self.publish_one(parcel)
             yield count
@@ -67,7 +87,7 @@ class RedisOutlet(Outlet):
         self._channel = channel
         self._client = channel._create_client()  # of the channel's own pool
 
-    def publish_one(self, parcel: Parcel) -> None:
+    def publish_one(self, parcel: Parcel, *, mandatory: bool = False) -> None:
         """Publish one message."""
         queues = self._queues(parcel.exchange, parcel.routing_key)
         if queues is None:
@@ -77,8 +97,10 @@ class RedisOutlet(Outlet):
             part.add(queues, parcel, envelope(parcel))
             part.push(self._client)
 
-    def publish(self, parcels: Sequence[Parcel]) -> Iterator[int]:
-        """See `Outlet`; nothing is published if one of them can not be encoded."""
+    def publish(
+        self, parcels: Sequence[Parcel], *, optional: Collection[tuple[str, str]] = ()
+    ) -> Iterator[int]:
+        """Nothing is published if one of them cannot be encoded."""
         found: dict[tuple[str, str], list[str] | None] = {}
         for parcel in parcels:
             to = (parcel.exchange, parcel.routing_key)
@@ -111,19 +133,42 @@ class RedisOutlet(Outlet):
 
 
 class AmqpOutlet(Outlet):
-    """Writes frames itself where the channel is one of ours; batches are confirmed."""
+    """Writes frames itself where the channel is one of ours; waits for confirms.
 
-    def __init__(self, channel: Any) -> None:
+    Without `confirm` single messages are written and not waited for. Batches are confirmed all the
+    same where that costs little: on channels of ours.
+    """
+
+    def __init__(self, channel: BoundedChannel, confirm: bool) -> None:
         super().__init__(channel)
         self._channel = channel
+        self._confirm = confirm
 
-    def publish_one(self, parcel: Parcel) -> None:
+    def await_unblocked(self) -> None:
+        """Raises `ConnectionBlocked` if that takes too long; not asked for without confirms."""
+        if self._confirm:
+            self._channel.await_unblocked()
+
+    def publish_one(self, parcel: Parcel, *, mandatory: bool = False) -> None:
         """Publish one message."""
-        amqp_batches.publish_one(self._channel, parcel)
+        if self._confirm:
+            amqp_batches.publish_one(self._channel, parcel, mandatory=mandatory)
+        else:
+            amqp_batches.hand_over(self._channel, parcel)
 
-    def publish(self, parcels: Sequence[Parcel]) -> Iterator[int]:
-        """See `Outlet`."""
-        return amqp_batches.publish(self._channel, parcels)
+    def hand_over(self, parcel: Parcel) -> None:
+        """Publish one message, without waiting for its confirm."""
+        amqp_batches.hand_over(self._channel, parcel)
+
+    def publish(
+        self, parcels: Sequence[Parcel], *, optional: Collection[tuple[str, str]] = ()
+    ) -> Iterator[int]:
+        """Each part is confirmed before it counts."""
+        if self._confirm or isinstance(self._channel, BufferedChannel):
+            return amqp_batches.publish(
+                self._channel, parcels, mandatory=self._confirm, optional=optional
+            )
+        return super().publish(parcels)
 
 
 class _Part:

@@ -52,7 +52,7 @@ from umbel.broker.connections import driver, hang_up
 from umbel.broker.registers_amqp import AmqpRegister
 from umbel.broker.registers_redis import RedisRegister
 
-__all__ = ["Claim", "MemoryRegister", "Register", "register_for"]
+__all__ = ["Claim", "MemoryRegister", "Register", "has_registers", "register_for"]
 
 # Of one process; when there are more the oldest is forgotten.
 ENTRIES_MAX: Final = 10_000
@@ -63,12 +63,20 @@ def register_for(connection: Connection) -> Register | None:
 
     None where there are none. Nothing is opened before the first claim.
     """
+    if not has_registers(connection):
+        return None
     kind = driver(connection)
     if kind == "redis":
         return RedisRegister(connection)
-    if kind == "amqp" and connection.transport.driver_name == "py-amqp":
-        return AmqpRegister(connection)
-    return MemoryRegister(connection) if kind == "memory" else None
+    return AmqpRegister(connection) if kind == "amqp" else MemoryRegister(connection)
+
+
+def has_registers(connection: Connection) -> bool:
+    """Whether there are registers on the kind of broker that `connection` goes to."""
+    kind = driver(connection)
+    if kind == "amqp":
+        return bool(connection.transport.driver_name == "py-amqp")
+    return kind in ("redis", "memory")
 
 
 class _Entries:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
 import redis
@@ -113,8 +113,11 @@ def publish_reply(
     serializer: str = "json",
     clock: int = 0,
     expires_s: float = REPLY_EXPIRES_S,
+    signed: Callable[[Written, str], Written] | None = None,
 ) -> bool:
     """Send `value` to who sent `request`, on a channel or producer; whether it was sent.
+
+    `signed` gets the reply and the exchange it goes to, and returns what is published.
 
     It is not when no reply is wanted, when the client is known to be gone, and when the request
     names an exchange that is not for replies: nobody writes to task queues by asking for replies.
@@ -123,6 +126,8 @@ def publish_reply(
     if to is None or to.exchange not in (reply_exchange_name(prefix), leased_exchange_name(prefix)):
         return False
     reply = write_reply(hostname, value, ticket=request.ticket, clock=clock, serializer=serializer)
+    if signed is not None:
+        reply = signed(reply, to.exchange)
     producer = outlet if isinstance(outlet, Producer) else Producer(outlet, auto_declare=False)
     channel = producer.channel
     if getattr(channel.connection, "driver_type", None) == "redis":

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from umbel.cli import reply_tables, sheets
+from umbel.cli import main, reply_tables, sheets
 from umbel.cli.errors import FAILED, FINE, NOBODY, CommandFailed, print_line, reaching
 from umbel.cli.group import Invocation
 from umbel.cli.plain import plain
@@ -58,7 +58,7 @@ def ask(app: Umbel, method: str, arguments: Mapping[str, Any], address: Address)
                 destination=address.destination or None,
                 pattern=address.pattern,
                 reply=True,
-                timeout=address.timeout_s,
+                timeout=left_s(address.timeout_s),
             )
     except ValueError as exc:
         raise CommandFailed(f"{method}: {exc}") from exc
@@ -67,6 +67,13 @@ def ask(app: Umbel, method: str, arguments: Mapping[str, Any], address: Address)
         replies.twice |= replies.by_node.keys() & reply.keys()
         replies.by_node.update(reply)
     return replies
+
+
+def left_s(timeout_s: float) -> float:
+    """What is left of a timeout that began with the command; replies get a second at least."""
+    if main.began is None:
+        return timeout_s
+    return max(min(timeout_s, TIMEOUT_S), main.began + timeout_s - time.monotonic())
 
 
 def carry_out(

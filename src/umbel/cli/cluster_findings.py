@@ -12,12 +12,25 @@ from typing import Any
 from umbel.cli.findings import FAIL, WARN, Finding, fail, ok, warn
 from umbel.cli.plain import plain
 from umbel.cli.reply_tables import NAMES_SHOWN_MAX, error_in, names
-from umbel.cli.rollcall import LEFT, NO_ANSWER, NO_EVENTS, SILENT, NodeStatus
+from umbel.cli.rollcall import LEFT, NO_ANSWER, NO_EVENTS, SILENT, NodeStatus, refused_text
+from umbel.wire.signing import SIGNING_REASONS
 
 # A node obeys no command that expired longer ago than this (`umbel.worker.panel`).
 SKEW_FAIL_S = 5.0
 SKEW_WARN_S = 1.0
 QUEUES_SHOWN_MAX = 20
+_LOG = "its log shows the first of each kind"
+# The check that refused input belongs to, and what to do about it.
+REFUSED_ADVICE = {
+    "tasks": ("queues", "its log names each: import the missing modules, or correct the sender"),
+    "control": ("nodes", f"{_LOG}: stop what publishes them, or choose another control_exchange"),
+    "events": ("events", f"{_LOG}: stop what publishes them, or choose another event_exchange"),
+    "replies": ("nodes", f"{_LOG}: look for a program that replies in another format"),
+    "greetings": ("revocations", f"{_LOG}: use one version for all workers, set clocks by NTP"),
+}
+SIGNING_ADVICE = (
+    "give all workers and clients the same control_signing_key, and set their clocks by NTP"
+)
 
 
 @dataclass(slots=True)
@@ -60,6 +73,7 @@ def judge_nodes(census: Census, place: str) -> Iterator[Finding]:
         )
     yield from _silent(census)
     yield from _duplicates(census)
+    yield from _refused(census)
 
 
 def _silent(census: Census) -> Iterator[Finding]:
@@ -86,6 +100,33 @@ def _duplicates(census: Census) -> Iterator[Finding]:
             "give every worker a name of its own (-n)",
             {"duplicates": several},
         )
+
+
+def _refused(census: Census) -> Iterator[Finding]:
+    for row in census.rows:
+        if row.refused_queues:
+            yield fail(
+                "queues",
+                f"the broker does not let {plain(row.hostname, 64)} consume "
+                f"{names(list(row.refused_queues))}",
+                "'umbel inspect stats' shows the reason",
+                {"node": row.hostname, "refused_queues": list(row.refused_queues)},
+            )
+
+
+def judge_refused(rows: Sequence[NodeStatus]) -> Iterator[Finding]:
+    """What nodes were sent that they could not read or did not believe, since they started."""
+    for row in rows:
+        for source, reasons in row.refused.items():
+            check, advice = REFUSED_ADVICE[source]
+            if not SIGNING_REASONS.isdisjoint(reasons):
+                advice = f"{SIGNING_ADVICE}; otherwise {advice}"
+            yield warn(
+                check,
+                f"{plain(row.hostname, 64)} refused {refused_text(source, reasons)}",
+                advice,
+                {"node": row.hostname, "source": source, "refused": dict(reasons)},
+            )
 
 
 def judge_events(census: Census) -> Iterator[Finding]:

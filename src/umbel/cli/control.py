@@ -83,6 +83,17 @@ def _pausing(
     return carry_out(app, command, arguments, address, invocation)
 
 
+def _election(app: Umbel, address: Address, given: dict[str, Any], invocation: Invocation) -> int:
+    from umbel.app import elections
+    from umbel.exceptions import NotForElection
+
+    try:
+        arguments = elections.request(app, given["id"], given["topic"], given["action"])
+    except NotForElection as exc:
+        raise CommandFailed(str(exc)) from None
+    return carry_out(app, "election", arguments, address, invocation)
+
+
 def _shutdown(app: Umbel, address: Address, given: dict[str, Any], invocation: Invocation) -> int:
     replies = ask(app, "ping", {}, address)
     there = sorted(replies.by_node)
@@ -211,6 +222,7 @@ _ENTRIES = (
             click.Argument(["topic"]),
             click.Argument(["action"], required=False, callback=_json),
         ),
+        run=_election,
     ),
     Entry(
         "shutdown",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from pathlib import Path
 
 import click
 
-from umbel.cli.errors import FINE, CommandFailed
+from umbel.cli.errors import FINE, CommandFailed, log_to_stderr
 from umbel.cli.group import Invocation
 
 _PACKAGES = frozenset({"starlette", "uvicorn", "jinja2", "markupsafe", "anyio", "h11"})
@@ -47,7 +48,7 @@ Examples:
     "--proxy-address",
     multiple=True,
     metavar="ADDRESS",
-    help="From whom that header is believed; may be repeated.",
+    help="A proxy whose headers are believed (also X-Forwarded-For); may be repeated.",
 )
 @click.option(
     "--allow-host",
@@ -56,6 +57,11 @@ Examples:
     help="A name, besides those of loopback, under which browsers may ask.",
 )
 @click.option("--private", is_flag=True, help="Show nothing without login.")
+@click.option(
+    "--public-details",
+    is_flag=True,
+    help="Show arguments, results and errors also without login.",
+)
 @click.option(
     "--audit-log",
     default=AUDIT_FILE,
@@ -84,13 +90,15 @@ def dashboard(
     proxy_address: tuple[str, ...],
     allow_host: tuple[str, ...],
     private: bool,
+    public_details: bool,
     audit_log: Path,
     tasks_max: int,
 ) -> int:
     """Serve the web view of the cluster: live from its events, and its history.
 
-    Anybody who can connect may look; changes need --password-file or a proxy that names users.
-    Figures of tasks need workers started with -E.
+    Anybody who can connect may look, but sees no arguments, results or errors of tasks. Those, and
+    changes, need a login: --password-file, or a proxy that names users. Figures of tasks need
+    workers started with -E.
     """
     try:
         from umbel.dashboard.serving import serve
@@ -111,6 +119,7 @@ def dashboard(
         proxy_addresses=tuple(map(read_network, proxy_address)),
         hosts=tuple(name.lower() for name in allow_host),
         private=private,
+        public_details=public_details,
         audit=audit_log if password_file is not None or proxy_header is not None else None,
         tables=tables,
         tasks_max=tasks_max,
@@ -121,7 +130,8 @@ def dashboard(
         shown = f"[{host}]" if ":" in host else host
         click.echo(f"The dashboard is at http://{shown}:{port}{settings.prefix}/", err=True)
     try:
-        serve(app, settings)
+        with log_to_stderr("umbel", logging.ERROR if invocation.quiet else logging.WARNING):
+            serve(app, settings)
     finally:
         app.close()
     return FINE

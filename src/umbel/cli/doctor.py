@@ -251,6 +251,7 @@ class Visit:
         self.asked, self.answered = True, bool(census.answers)
         yield from cluster_findings.judge_nodes(census, place(app))
         yield from cluster_findings.judge_events(census)
+        yield from cluster_findings.judge_refused(census.rows)
         yield from cluster_findings.judge_clocks(census.skews_s)
         yield from cluster_findings.judge_versions(census.rows)
         yield from self._queues(app, census)
@@ -275,7 +276,8 @@ class Visit:
 
 
 def _settings(app: Umbel) -> Iterator[Finding]:
-    from umbel.app.control.mailbox import mailboxes_for, signing_key
+    from umbel.app.control.mailbox import mailboxes_for
+    from umbel.app.trust import signing_key
 
     conf = app.conf
     own = sum(not name.startswith("celery.") for name in app.tasks)

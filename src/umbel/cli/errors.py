@@ -13,6 +13,7 @@ Passwords in addresses are masked whoever wrote the text.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import traceback
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 FINE, FAILED, WRONG, TIMED_OUT, INTERRUPTED = 0, 1, 2, 3, 130
 NOBODY = 69
+REFUSED = 78  # by the broker: starting again does not help
 
 _LINE_CHARS_MAX = 1_000
 _show_tracebacks = False
@@ -110,14 +112,37 @@ def _unknown_option(exc: click.NoSuchOption) -> str:
 
 def print_line(text: str, prefix: str = "umbel: ") -> None:
     """One line on stderr, whatever the text holds."""
-    from umbel.worker.logs import mask_secrets
+    from umbel.wire.secret_texts import mask_addresses
 
-    line = " ".join(mask_secrets(text).split())
+    line = " ".join(mask_addresses(text).split())
     if len(line) > _LINE_CHARS_MAX:
         line = f"{line[:_LINE_CHARS_MAX]}..."
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(f"{prefix}{line}\n")
         sys.stderr.flush()
+
+
+@contextlib.contextmanager
+def log_to_stderr(name: str, level: int) -> Iterator[None]:
+    """Write the records of a logger to stderr, one line each, with tracebacks."""
+    from umbel.wire.redaction import redacted_text
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            print_line(record.getMessage())
+            if record.exc_info and record.exc_info[1] is not None:
+                text = "".join(traceback.format_exception(record.exc_info[1]))
+                with contextlib.suppress(OSError, ValueError):
+                    sys.stderr.write(redacted_text(text))
+
+    logger, handler = logging.getLogger(name), Lines()
+    logger.addHandler(handler)
+    logger.setLevel(level)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
 
 
 def place(exc: BaseException) -> str:

@@ -39,7 +39,7 @@ STYLES = {
 # What every event has, and what the columns and other events show already.
 _COMMON = frozenset(
     {"type", "hostname", "timestamp", "clock", "pid", "utcoffset", "seq", "inc", "sync", "uuid"}
-    | {"name", "local_received", "root_id", "parent_id", "traceback"}
+    | {"name", "local_received", "root_id", "parent_id", "traceback", "umbel_series"}
 )
 
 

@@ -20,6 +20,7 @@ from umbel.broker.connections import is_embedded, masked
 from umbel.cli.errors import reaching
 from umbel.cli.plain import plain
 from umbel.wire.events import Event
+from umbel.wire.redaction import by_name, redact_event
 
 if TYPE_CHECKING:
     from umbel.app.umbel import Umbel
@@ -40,6 +41,7 @@ class Feed:
 
     def __init__(self, app: Umbel, *, buffer_max: int = BUFFER_MAX) -> None:
         self._app = app
+        self._rules = by_name(app.conf.task_redact_names)
         self._buffer: deque[Event] = deque()
         self._buffer_max = buffer_max
         self._news = threading.Condition()
@@ -121,6 +123,7 @@ class Feed:
                 self._news.notify_all()
 
     def _put(self, event: Event) -> None:
+        redact_event(event, self._rules)
         with self._news:
             if len(self._buffer) >= self._buffer_max:
                 self._buffer.popleft()

@@ -68,7 +68,7 @@ def exit_code(findings: Sequence[Finding], answered: bool) -> int:
 
 def judge_redis(facts: Mapping[str, Any]) -> Iterator[Finding]:
     """What a server says about itself (`info`; None when it may not be asked), and its objections
-    to scripts, tracking and subscriptions (empty texts when there are none)."""
+    to scripts, tracking, its time and subscriptions (empty texts when there are none)."""
     info = facts.get("info")
     if info is None:
         yield warn(
@@ -90,6 +90,12 @@ def judge_redis(facts: Mapping[str, Any]) -> Iterator[Finding]:
             "broker",
             f"the server does not tell of changes ({facts['tracking']})",
             "allow HELLO and CLIENT TRACKING, else tasks and replies come a little later",
+        )
+    if facts.get("time"):
+        yield warn(
+            "broker",
+            f"the server does not give its time ({facts['time']})",
+            "allow TIME, else leases of messages are judged by the clock of each worker",
         )
     if facts.get("pubsub"):
         yield fail(

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
+from umbel import files
 from umbel.cli import errors
 from umbel.cli.examples import with_examples
 from umbel.version import __version__
@@ -49,8 +51,9 @@ Exit codes:
   0    fine; also a worker that was asked to stop and let its tasks end
   1    the task or the worker failed, or the worker was stopped cold
   2    the command was wrong, or a one-shot command found no broker
-  3    time-out (of --wait; of events --timeout)
+  3    timeout (of --wait; of events --timeout)
   69   nobody answered (status, inspect, control, doctor)
+  78   the broker refuses what the worker needs: starting it again does not help
   130  interrupted
 
 \b
@@ -69,6 +72,7 @@ class Invocation:
     config: str | None = None
     quiet: bool = False
     color: bool | None = None
+    file_umask: str | None = None
 
     def app(self, *, one_shot: bool = False) -> Umbel:
         """The application that is meant, with the options applied to its settings.
@@ -110,6 +114,9 @@ class Invocation:
         if chosen:
             app.close()
             app.conf.update(chosen)
+        if self.file_umask is not None:
+            app.conf.file_umask = self.file_umask
+        files.set_umask(files.read_umask(app.conf.file_umask))
         return app
 
 
@@ -145,6 +152,16 @@ class Verbs(click.Group):
             formatter.write_dl([(verb, text) for verb, (_, text) in VERBS.items()])
 
 
+def _read_umask(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    if not value:
+        return None
+    try:
+        files.read_umask(value)
+    except ValueError as exc:
+        raise click.BadParameter(f"{value!r} {exc}") from None
+    return value
+
+
 @click.group(
     cls=Verbs,
     invoke_without_command=True,
@@ -168,6 +185,14 @@ class Verbs(click.Group):
     help="A module with settings.",
 )
 @click.option("--workdir", metavar="DIR", help="Change to this directory first.")
+@click.option(
+    "--file-umask",
+    metavar="OCTAL",
+    envvar="UMBEL_FILE_UMASK",
+    callback=_read_umask,
+    help="What others may not do with files that are written: 077 (anything; the default), "
+    "027 (the group may read).",
+)
 @click.option("-q", "--quiet", is_flag=True, help="No banner, no remarks.")
 @click.option("--no-color", "-C", is_flag=True, help="No colours.")
 @click.option("--traceback", is_flag=True, help="Show the whole traceback of an error.")
@@ -180,6 +205,7 @@ def cli(
     backend: str | None,
     config: str | None,
     workdir: str | None,
+    file_umask: str | None,
     quiet: bool,
     no_color: bool,
     traceback: bool,
@@ -192,7 +218,13 @@ def cli(
     ctx.color = False if no_color or os.environ.get("NO_COLOR") else None
     # A worker sets up its log itself; every other verb says all there is to say in its own words.
     logging.getLogger("umbel").addHandler(_SILENCE)
-    ctx.obj = Invocation(app_name, broker, backend, config, quiet, ctx.color)
+    if file_umask is not None:
+        files.set_umask(files.read_umask(file_umask))
+    # The application's own setting wins over the environment, and the option over both.
+    is_given = ctx.get_parameter_source("file_umask") is ParameterSource.COMMANDLINE
+    ctx.obj = Invocation(
+        app_name, broker, backend, config, quiet, ctx.color, file_umask if is_given else None
+    )
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 

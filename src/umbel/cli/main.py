@@ -13,11 +13,15 @@ import itertools
 import os
 import re
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 # Flags of the worker that may be joined with -P in one word: `-EP gevent`.
 _POOL_WORD = re.compile(r"-[Eq]*P(?P<value>.*)", re.DOTALL)
+
+# When the command of this process began, for timeouts that count from there.
+began: float | None = None
 
 
 def main() -> NoReturn:
@@ -27,6 +31,8 @@ def main() -> NoReturn:
 
 def run(argv: Sequence[str]) -> int:
     """Run one command; returns its exit code."""
+    global began
+    began = time.monotonic()
     try:
         if wants_gevent(argv, os.environ):
             _patch()

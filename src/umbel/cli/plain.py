@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from umbel.wire.events import Event, encode
+from umbel.wire.events import encode
 from umbel.wire.reprs import safe_repr
 
 CHARS_MAX = 200
@@ -20,7 +20,7 @@ ELLIPSIS = "…"
 
 def plain(value: Any, chars_max: int = CHARS_MAX) -> str:
     """`value` as one line of at most `chars_max` printable characters; nothing for None."""
-    from umbel.worker.logs import mask_secrets
+    from umbel.wire.secret_texts import mask_addresses
 
     if value is None:
         return ""
@@ -28,7 +28,7 @@ def plain(value: Any, chars_max: int = CHARS_MAX) -> str:
     # What is masked or escaped may only grow shorter or longer within this piece.
     text = text[: 4 * chars_max + 4]
     if "://" in text:
-        text = mask_secrets(text)
+        text = mask_addresses(text)
     if not text.isprintable():
         text = "".join(char if char.isprintable() else _escaped(char) for char in text)
     return cut(text, chars_max)
@@ -39,9 +39,9 @@ def cut(text: str, chars_max: int) -> str:
     return text if len(text) <= chars_max else text[: max(0, chars_max - 1)] + ELLIPSIS
 
 
-def plain_json(event: Event) -> str:
-    """The event as one line of JSON that a terminal can not misunderstand."""
-    text = encode(event).decode()
+def plain_json(value: Any) -> str:
+    """An event, or any other value, as one line of JSON that a terminal cannot misunderstand."""
+    text = encode(value).decode()
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else _json_escaped(char) for char in text)

@@ -109,6 +109,7 @@ def redis_facts(app: Umbel, url: str) -> dict[str, Any]:
             "info": info,
             "script": _refused(lambda: client.eval("return 1", 0)),
             "tracking": _refused(lambda: _track(channel)),
+            "time": _refused(client.time),
             "channels": channels,
             "pubsub": _refused(lambda: _subscribe(client, channels)),
         }

@@ -19,7 +19,15 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from umbel.cli.errors import FAILED, FINE, INTERRUPTED, CommandFailed, print_line, reaching
+from umbel.cli.errors import (
+    FAILED,
+    FINE,
+    INTERRUPTED,
+    CommandFailed,
+    log_to_stderr,
+    print_line,
+    reaching,
+)
 from umbel.cli.group import Invocation
 from umbel.cli.plain import plain
 from umbel.cli.sheets import Sheet, show
@@ -165,7 +173,8 @@ def _record(
     app = _app(invocation)
     try:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_telling(invocation.quiet))
+            level = logging.ERROR if invocation.quiet else logging.INFO
+            stack.enter_context(log_to_stderr("umbel.recorder", level))
             recorder = Recorder(app, log.open(), options)
             stop = stack.enter_context(_stop_by_signal())
             if compact_every_s and log.is_local:
@@ -230,24 +239,6 @@ def _handling(handler: Callable[[int, Any], None]) -> Iterator[None]:
     finally:
         for number, old in before.items():
             signal.signal(number, old)
-
-
-@contextlib.contextmanager
-def _telling(quiet: bool) -> Iterator[None]:
-    """What the recorder logs, as lines on stderr."""
-
-    class Lines(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            print_line(record.getMessage())
-
-    logger, handler = logging.getLogger("umbel.recorder"), Lines()
-    logger.addHandler(handler)
-    logger.setLevel(logging.ERROR if quiet else logging.INFO)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(logging.NOTSET)
 
 
 def _figures(recorder: Recorder) -> contextlib.AbstractContextManager[Any]:

@@ -24,6 +24,14 @@ ARGUMENT_CHARS_MAX = 100
 VALUE_CHARS_MAX = 200
 TEXT_LINES_MAX = 2_000
 OBEYED = "obeyed"
+# What `stats` says of refused input, and what to call it.
+REFUSED_KEYS = {
+    "refused": "task messages",
+    "control_refused": "control messages",
+    "gossip_refused": "events",
+    "replies_refused": "replies",
+    "greetings_refused": "greetings",
+}
 UNKNOWN = "?"
 
 # What an answer that is not of the expected shape raises on the way into a row.
@@ -267,11 +275,18 @@ def _stats(answers: Answers, _now: float) -> list[Part]:
         for name, value in sorted(_table(_table(answer)["total"]).items()):
             yield plain(name, 120), plain(value, 20)
 
+    def refused(answer: Any) -> Iterator[Row]:
+        own = _table(answer).get("umbel") or {}
+        for key, what in REFUSED_KEYS.items():
+            for reason, value in sorted(_table(own.get(key) or {}).items()):
+                yield what, plain(reason, 40), plain(value, 20)
+
     titles = ("pid", "uptime", "clock", "pool", "slots", "prefetch", "tasks", "memory", "broker")
     right = "pid uptime clock slots prefetch tasks memory"
     main, *odd = _sheet(titles, answers, rows, right)
     by_task = _sheet(("task", "count"), answers, totals, right="count")[0]
-    return [main, by_task, *odd]
+    by_reason = _sheet(("refused", "reason", "count"), answers, refused, right="count")[0]
+    return [main, by_task, by_reason, *odd]
 
 
 def _last_word(value: Any) -> str:
@@ -329,6 +344,8 @@ def _elections(answers: Answers, _now: float) -> list[Part]:
                 _age(one),
                 plain(one.get("winner"), NODE_CHARS_MAX),
             )
+        for name, one in _table(found.get("declined", {})).items():
+            yield plain(name, 64), "refused here", "", _age(one), plain(one.get("reason"), 200)
 
     titles = ("id", "state", "topic", "age", "winner or candidates")
     return _sheet(titles, answers, rows, right="age")

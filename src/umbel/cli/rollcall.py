@@ -15,18 +15,31 @@ answer is told from one that did.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from umbel.app.events.state import State, Worker
 from umbel.cli.event_lines import first_load
-from umbel.cli.plain import count, number
+from umbel.cli.plain import count, number, plain
 from umbel.cluster.membership import FREQ_MAX_S
+from umbel.cluster.task_states import CUSTOM, class_of
 from umbel.wire.events import Event
 
 NODES_MAX = 5_000
 PATIENCE_S = 0.25
+QUEUES_MAX = 20
+REASONS_MAX = 20
+
+# What nodes refuse, by the name that heartbeats give it.
+REFUSED_WORDS = {
+    "tasks": "task messages",
+    "control": "control messages",
+    "events": "events",
+    "replies": "replies",
+    "greetings": "revocations or pauses of other nodes",
+}
+Refused = dict[str, dict[str, int]]  # by source and reason
 
 ALIVE, SILENT, LEFT = "alive", "silent", "left"
 NO_ANSWER, NO_EVENTS = "did not answer", "answers, sends no events"
@@ -41,6 +54,8 @@ class _Heard:
     processed: int | None = None
     task_events: bool | None = None
     task_event_count: int = 0
+    refused_queues: tuple[str, ...] = ()
+    refused: Refused = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +75,8 @@ class NodeStatus:
     sw_ver: Any = None
     task_events: bool | None = None
     lost: int | None = None
+    refused_queues: tuple[str, ...] = ()  # by the broker
+    refused: Refused = field(default_factory=dict)  # by the node, since it started
 
 
 class RollCall:
@@ -76,8 +93,10 @@ class RollCall:
         self._now_s = now_s
         self._state.event(event)
         kind, hostname = event["type"], event["hostname"]
-        if kind == "task-sent" or not kind.startswith(("worker-", "task-")):
-            return
+        if "umbel_series" in event:
+            return  # of a pool process
+        if not kind.startswith("worker-") and class_of(kind) in ("sent", CUSTOM):
+            return  # of a client, or of a task's own making: no word of the worker about tasks
         heard = self._heard.get(hostname)
         if heard is None:
             if len(self._heard) >= NODES_MAX:
@@ -95,6 +114,13 @@ class RollCall:
         said = event.get("task_events")
         if isinstance(said, bool):
             heard.task_events = said
+        refused = event.get("refused_queues")
+        if isinstance(refused, list):
+            heard.refused_queues = tuple(plain(name, 60) for name in refused[:QUEUES_MAX])
+        elif "processed" in event:
+            heard.refused_queues = ()
+        if "processed" in event:
+            heard.refused = _refused(event.get("refused"))
         processed = count(event.get("processed"))
         if processed is None:
             return  # the short one that Celery's workers send when asked to
@@ -149,6 +175,8 @@ class RollCall:
             sw_ver=worker.sw_ver,
             task_events=heard.task_events,
             lost=count(worker.lost),
+            refused_queues=heard.refused_queues,
+            refused=heard.refused,
         )
 
 
@@ -158,3 +186,20 @@ def _state(worker: Worker, heard: _Heard, answered: bool | None) -> str:
     if answered:
         return ALIVE
     return LEFT if heard.left else SILENT
+
+
+def _refused(told: Any) -> Refused:
+    """What a heartbeat says of refused input, as far as it makes sense."""
+    found: Refused = {}
+    for source in REFUSED_WORDS if isinstance(told, dict) else ():
+        reasons = told.get(source)
+        if isinstance(reasons, dict):
+            numbers = {plain(name, 40): count(n) for name, n in list(reasons.items())[:REASONS_MAX]}
+            found[source] = {name: n for name, n in numbers.items() if n}
+    return {source: reasons for source, reasons in found.items() if reasons}
+
+
+def refused_text(source: str, reasons: Mapping[str, int]) -> str:
+    """`3 events (bad-clock 2, not-an-event 1)`."""
+    told = ", ".join(f"{reason} {n}" for reason, n in sorted(reasons.items()))
+    return f"{sum(reasons.values())} {REFUSED_WORDS[source]} ({told})"

@@ -65,7 +65,8 @@ def _finite(ctx: click.Context, param: click.Parameter, value: float | None) -> 
     metavar="A,B",
     callback=_read_faults,
     help=f"Which faults there may be: {', '.join(faults.FAULTS)} (all of these are the default), "
-    f"{', '.join(faults.UNSAFE)} (not survived by design), or none.",
+    f"{faults.REFUSE} (nodes refuse elections), {', '.join(faults.UNSAFE)} (not survived by "
+    "design), or none.",
 )
 @click.option(
     "--seconds",

@@ -22,7 +22,7 @@ from umbel.cli.event_lines import software
 from umbel.cli.group import Invocation
 from umbel.cli.outcomes import as_json as to_json
 from umbel.cli.plain import plain
-from umbel.cli.rollcall import ALIVE, NO_ANSWER, NO_EVENTS, NodeStatus, RollCall
+from umbel.cli.rollcall import ALIVE, NO_ANSWER, NO_EVENTS, NodeStatus, RollCall, refused_text
 from umbel.wire.events import Event
 
 if TYPE_CHECKING:
@@ -224,6 +224,19 @@ def remarks(
             "heartbeats only: no event of a task was heard, so nothing ran just now, or workers "
             "were started without -E"
         )
+    for row in rows:
+        if row.refused_queues:
+            queues = _names(row.refused_queues)
+            yield (
+                f"the broker does not let {plain(row.hostname, 64)} consume {queues}: "
+                "'umbel inspect stats' shows the reason"
+            )
+        if row.refused:
+            told = ", ".join(refused_text(*one) for one in row.refused.items())
+            yield (
+                f"{plain(row.hostname, 64)} refused {told} since it started: "
+                "'umbel doctor' shows what to do"
+            )
     losing = [plain(row.hostname, 64) for row in rows if row.lost]
     if losing:
         yield f"events were lost on {_names(losing)}: monitors have not seen all that happened"

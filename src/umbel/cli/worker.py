@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from umbel.cli import apps
-from umbel.cli.errors import FAILED, WRONG, CommandFailed
+from umbel.cli.errors import FAILED, REFUSED, WRONG, CommandFailed
 from umbel.cli.group import Invocation, split_names
 from umbel.worker.options import WorkerOptions, expanded, node_name
 from umbel.worker.pools.base import POOL_NAMES
@@ -288,7 +288,7 @@ def _purge(app: Umbel, log: Logging) -> None:
 
 def _work(process: Worker, log: Logging, around: Surroundings) -> int:
     from umbel.broker.names import NodeNameTaken
-    from umbel.worker.errors import BrokerUnreachable
+    from umbel.worker.errors import BrokerRefuses, BrokerUnreachable
     from umbel.worker.signals import Signals, say_on_stderr
 
     # JSON lines stay JSON lines: the loop logs the shutdown as well.
@@ -299,6 +299,9 @@ def _work(process: Worker, log: Logging, around: Surroundings) -> int:
     except NodeNameTaken as exc:
         logger.critical("%s", exc)
         return WRONG
+    except BrokerRefuses as exc:
+        logger.critical("%s", exc)
+        return REFUSED
     except BrokerUnreachable as exc:
         logger.critical("%s", exc)
     except Exception:

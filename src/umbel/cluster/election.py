@@ -39,8 +39,6 @@ import math
 from collections import Counter, OrderedDict
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
 from umbel.cluster.election_words import (
     BAD_ACTION,
     CELERY_CVER,
@@ -48,6 +46,7 @@ from umbel.cluster.election_words import (
     CROWDED_OUT,
     FORGOTTEN,
     GIVEN_UP,
+    ID_BYTES_MAX,
     LATE,
     REPEATED,
     TOO_BIG,
@@ -67,12 +66,18 @@ from umbel.cluster.election_words import (
     Refused,
     Requested,
     Tick,
+    is_refusal,
+    is_word,
     node_of,
     read_elect,
     read_request,
 )
+from umbel.wire.jsontext import EncodeError, dumps_json
 
 __all__ = [
+    "ACTION_BYTES_MAX",
+    "ID_BYTES_MAX",
+    "REPEATED",
     "Act",
     "Candidate",
     "Claim",
@@ -89,6 +94,8 @@ __all__ = [
     "Refused",
     "Requested",
     "Tick",
+    "is_refusal",
+    "is_word",
     "node_of",
     "read_elect",
     "read_request",
@@ -292,8 +299,8 @@ class Elections:
         if len(self._open) >= self._ids_max:
             return self._refuse(TOO_MANY)
         try:
-            action_bytes = len(_encode(what.action))
-        except (TypeError, ValueError, OverflowError, RecursionError):
+            action_bytes = len(dumps_json(what.action))
+        except EncodeError:
             return self._refuse(BAD_ACTION)
         if action_bytes > ACTION_BYTES_MAX:
             return self._refuse(TOO_BIG)
@@ -407,6 +414,3 @@ class Elections:
     def _refuse(self, reason: str) -> list[Effect]:
         self.counts[reason] += 1
         return [Refused(reason)]
-
-
-_encode = msgspec.json.Encoder().encode

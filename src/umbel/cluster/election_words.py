@@ -8,7 +8,7 @@ Everybody who can reach the broker can publish a `worker-elect` and ask for an e
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from umbel.cluster.clock import is_clock
@@ -17,6 +17,9 @@ from umbel.cluster.clock import is_clock
 ID_BYTES_MAX: Final = 200
 NAME_BYTES_MAX: Final = 1_000
 _NUMBER_MAX: Final = 2**53
+
+# Before the token of a refusal: of a long token RabbitMQ tells losers the beginning.
+REFUSING: Final = "refused:"
 
 CELERY_CVER: Final = 1
 OWN_CVER: Final = 2
@@ -72,15 +75,21 @@ class Heard:
     pid: int
     inc: int = 0
     cver: int = OWN_CVER
+    stands: bool = True  # it may be a word for Celery's workers only; see `Gossip._decline`
 
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The register has answered; `winner` is the token it holds."""
+    """The register has answered; `winner` is the token it holds.
+
+    Without a winner this node has given up, for `reason`; `owns` if the register is its own.
+    """
 
     id: str
     won: bool
     winner: str | None = None
+    reason: str = field(default="", compare=False)
+    owns: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +192,8 @@ def read_elect(event: Any) -> Heard | str:
         return BAD_SENDER
     if not _is_number(cver) or cver < CELERY_CVER:
         return BAD_CVER
-    return Heard(request.id, request.topic, request.action, clock, hostname, pid, inc, cver)
+    stands = event.get("stands") is not False
+    return Heard(request.id, request.topic, request.action, clock, hostname, pid, inc, cver, stands)
 
 
 def read_request(arguments: Any) -> Requested | str:
@@ -192,18 +202,33 @@ def read_request(arguments: Any) -> Requested | str:
         return NOT_AN_ELECTION
     election_id: Any = arguments.get("id")
     topic: Any = arguments.get("topic")
-    if not _is_text(election_id, ID_BYTES_MAX):
+    if not is_word(election_id):
         return BAD_ID
-    if not _is_text(topic, ID_BYTES_MAX):
+    if not is_word(topic):
         return BAD_TOPIC
     if "action" not in arguments:
         return BAD_ACTION
     return Requested(election_id, topic, arguments["action"])
 
 
+def is_word(value: Any) -> bool:
+    """Whether something can be the id or the topic of an election."""
+    return _is_text(value, ID_BYTES_MAX)
+
+
+def refusing(token: str) -> str:
+    """The token with which a node claims that nobody holds an election."""
+    return REFUSING + token
+
+
+def is_refusal(winner: str) -> bool:
+    """Whether the register says that nobody holds the election."""
+    return winner.startswith(REFUSING)
+
+
 def node_of(winner: str) -> str:
     """The name of the node that a winner is."""
-    parts = winner.rsplit("/", 3)
+    parts = winner.removeprefix(REFUSING).rsplit("/", 3)
     return parts[0] if len(parts) == 4 else winner.rpartition(".")[0]
 
 

@@ -3,7 +3,8 @@
 The recorder writes these rows, the pipeline reads them; both know the columns from here. Common
 fields have columns of their own. The fields of a task are exactly what `task_states.read` keeps, so
 that the live view and the pipeline fold the same values. The whole event is kept as JSON in `raw`:
-nothing that a sender said is lost, whatever the columns hold. Characters that UTF-8 lacks (halves
+nothing that a sender said is lost, whatever the columns hold. What Umbel's events say beyond
+Celery's has columns too (`wire.event_fields`). Characters that UTF-8 lacks (halves
 of surrogate pairs) are in the columns as escapes: `\\ud800`.
 
 Three columns serve the fold. `present` has a bit for each field of the task that the event has,
@@ -20,7 +21,16 @@ from typing import Any, Final
 
 import msgspec
 
-from umbel.cluster.task_states import CLASS_FIELDS, FIELD_KIND, UNSET, Record, read, tie
+from umbel.cluster.task_states import (
+    CLASS_DETAILS,
+    CLASS_FIELDS,
+    FIELD_KIND,
+    UNSET,
+    Record,
+    read,
+    tie,
+)
+from umbel.wire.event_fields import QUEUE_LENGTHS_MAX, TASK_DETAILS, WORKER_DETAILS
 from umbel.wire.events import Event, encode
 
 _WHOLE_MAX: Final = 2**63 - 1
@@ -32,6 +42,7 @@ COMMON: Final = {
     "pid": "whole",
     "inc": "whole",
     "seq": "whole",
+    "series": "whole",  # `umbel_series`: of those who send events for a worker
     "clock": "whole",  # as it was sent; null when it was not
     "timestamp": "number",
     "sync": "flag",
@@ -55,12 +66,19 @@ NODE: Final = {
     "sw_ver": "text",
 }
 ELECTION: Final = {"id": "text", "topic": "text", "winner": "text"}
+DETAILS: Final = {
+    name: "text" if field.kind == "json" else field.kind
+    for name, field in (TASK_DETAILS | WORKER_DETAILS).items()
+    if name not in TASK
+}
 RECEIPT: Final = {
     "received": "number",  # Unix time, by the recorder's wall clock
     "recorder": "text",
     "raw": "text",
 }
-COLUMNS: Final = {**COMMON, **TASK, **NODE, **ELECTION, **RECEIPT}
+COLUMNS: Final = {**COMMON, **TASK, **NODE, **ELECTION, **DETAILS, **RECEIPT}
+# Columns that segments of older recorders do not have; null there.
+ADDED: Final = frozenset({"series", *DETAILS})
 
 PRESENT_BIT: Final = {field: 1 << number for number, field in enumerate(FIELD_KIND)}
 # Whoever has all of these in common is one event.
@@ -72,6 +90,10 @@ _AS_JSON: Final = frozenset(
 _FIELDS: Final = {
     name: [(field, PRESENT_BIT[field], field in _AS_JSON) for field in fields]
     for name, fields in CLASS_FIELDS.items()
+}
+_DETAILS: Final = {name: tuple(kinds) for name, kinds in CLASS_DETAILS.items()}
+_NODE_DETAILS: Final = {
+    name: field.kind for name, field in WORKER_DETAILS.items() if field.kind != "json"
 }
 _UNFIT: Final = (UnicodeEncodeError, TypeError, ValueError, OverflowError, RecursionError)
 _TYPES: Final = {"text": (str,), "whole": (int,), "number": (int, float), "flag": (bool,)}
@@ -91,6 +113,7 @@ def row(event: Event, received: float, recorder: str) -> dict[str, Any]:
         "pid": get("pid"),
         "inc": get("inc"),
         "seq": get("seq"),
+        "series": get("umbel_series"),
         "clock": get("clock"),
         "timestamp": float(event["timestamp"]),
         "received": received,
@@ -103,7 +126,10 @@ def row(event: Event, received: float, recorder: str) -> dict[str, Any]:
         _add_task(made, read(event))
     else:
         _add_known(made, event, NODE)
+        _add_known(made, event, _NODE_DETAILS)
         _add_known(made, event, ELECTION)
+        if type(lengths := get("queue_lengths")) is dict and len(lengths) <= QUEUE_LENGTHS_MAX:
+            made["queue_lengths"] = raw_json(lengths)
     return made
 
 
@@ -117,6 +143,10 @@ def _add_task(made: dict[str, Any], one: Record) -> None:
         present |= bit
         if value is not None:
             made[field] = _json(value) if is_json else value
+    for field in _DETAILS[one.event_class]:
+        value = getattr(one, field)
+        if value is not UNSET and value is not None:
+            made[field] = value
     made["present"] = present
     made["tie"] = tie(one)
     if one.extra:

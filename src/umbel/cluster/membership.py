@@ -27,10 +27,21 @@ only. When two ticks lie further apart than `stall_s`, this process was stalled 
 it says so (`SelfDoubt`), and everybody gets a full grace period anew. One that is stalled all the
 time accuses nobody.
 
-The own node is never in the table. All tables are bounded. When `nodes_max` are known, the node
-that has been dead the longest is forgotten; when all are alive a new one is refused. Both are
-counted. Whoever left is remembered for `memory_s`, so that what was still on its way does not
-raise the dead.
+Anybody can claim to be a node, and one message is cheap. So a node is *established* only after it
+was heard `SIGNS_MIN` times, `SIGNS_SPACING_S` apart, over at least `ESTABLISHED_S`; until then it
+counts for little. Whatever a node claims to be its interval, patience with it ends after two times
+`freq_max_s`, which the caller derives from its own interval.
+
+The own node is never in the table. All tables are bounded. When `nodes_max` are known, the first
+of these makes room for a new one, and is counted:
+
+1. the node that has been dead the longest,
+2. of those that are not established, the one that was heard least often, and of these the one that
+   has been silent the longest, if it has been so for `SPARED_S` (`Lost`),
+3. nobody: then the new one is refused.
+
+Whoever left is remembered for `memory_s`, so that what was still on its way does not raise the
+dead.
 """
 
 from __future__ import annotations
@@ -47,8 +58,16 @@ STALL_S: Final = 5.0
 
 # So many heartbeat intervals without a sign of life.
 PATIENCE: Final = 2
-# What a sender may call its interval; less would make it flicker, more immortal.
+# What a sender may call its interval; less would make it flicker, more immortal. Whoever knows the
+# settings of the cluster believes less (`freq_max_s`).
 FREQ_MIN_S, FREQ_MAX_S = 0.5, 3_600.0
+# How often, how far apart and for how long a node is heard before it is established. Raising them
+# makes it costlier to invent nodes, and lets a big cluster that starts beat too often for longer.
+SIGNS_MIN: Final = 3
+SIGNS_SPACING_S: Final = 1.0
+ESTABLISHED_S: Final = 30.0
+# Whoever was heard within these seconds makes room for nobody: it may be about to be heard again.
+SPARED_S: Final = 5.0
 # The interval of somebody who has told none; Celery assumes the same.
 FREQ_UNKNOWN_S: Final = 60.0
 
@@ -126,7 +145,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A node has gone without a word: silent for too long, or replaced."""
+    """A node has gone without a word: silent for too long, replaced, or forgotten."""
 
     node: Node
     silent_s: float
@@ -163,6 +182,14 @@ class Member(NamedTuple):
     alive: bool = True
 
 
+class _Signs(NamedTuple):
+    """How often a node was heard that is not established yet."""
+
+    since_s: float
+    counted_at_s: float
+    times: int = 1
+
+
 @dataclass(frozen=True, slots=True)
 class _Memory:
     """An incarnation that is not in the table any more."""
@@ -172,7 +199,7 @@ class _Memory:
 
 
 class Membership:
-    """See the module's text."""
+    """The nodes that one node knows; the caller may change `freq_max_s` at any time."""
 
     def __init__(
         self,
@@ -182,18 +209,25 @@ class Membership:
         memory_max: int = MEMORY_MAX,
         memory_s: float = MEMORY_S,
         stall_s: float = STALL_S,
+        freq_max_s: float = FREQ_MAX_S,
     ) -> None:
         assert nodes_max > 0, nodes_max
         assert memory_max > 0, memory_max
         self.hostname = hostname
         self.stall_s = stall_s
-        self.forgotten_count = 0  # dead nodes, and memories, that had to make room
+        self.freq_max_s = freq_max_s
+        self.forgotten_count = 0  # nodes, and memories, that had to make room
         self.refused_count = 0  # nodes that found no room
         self.late_count = 0  # signs of life of those who are over
         self._nodes_max, self._memory_max, self._memory_s = nodes_max, memory_max, memory_s
         self._alive: dict[str, Member] = {}
         self._lost: OrderedDict[str, Member] = OrderedDict()  # the longest dead first
         self._memories: OrderedDict[Node, _Memory] = OrderedDict()  # the oldest first
+        self._signs: dict[str, _Signs] = {}  # of those alive that are not established
+        # The same ones by how often they were heard; the longest silent first.
+        self._by_signs: tuple[OrderedDict[str, None], ...] = tuple(
+            OrderedDict() for _ in range(SIGNS_MIN)
+        )
         self._now = -math.inf
         self._ticked_at: float | None = None
         self._grace_at = -math.inf
@@ -206,7 +240,7 @@ class Membership:
             self._ticked_at = self._now
         if isinstance(what, Heard):
             member = self._alive.get(what.hostname)
-            if member is not None and _is_of(what, member.node):  # nearly always
+            if member is not None and is_of(what, member.node):  # nearly always
                 self._alive[what.hostname] = self._seen(member, what)
                 return []
         elif isinstance(what, Tick):
@@ -228,6 +262,20 @@ class Membership:
         """What is known of a hostname, lost nodes included."""
         return self._alive.get(hostname) or self._lost.get(hostname)
 
+    @property
+    def established_count(self) -> int:
+        """How many of those alive were heard again and again."""
+        return len(self._alive) - len(self._signs)
+
+    def established(self) -> set[str]:
+        """The hostnames of those alive that were heard again and again."""
+        return self._alive.keys() - self._signs.keys()
+
+    def heard_again(self, hostname: str) -> bool:
+        """Whether a node that is alive was heard more than once, at different times."""
+        signs = self._signs.get(hostname)
+        return hostname in self._alive and (signs is None or signs.times > 1)
+
     def __contains__(self, hostname: str) -> bool:
         return hostname in self._alive
 
@@ -245,6 +293,7 @@ class Membership:
         if current is not None and current.node == node:  # it was lost, or `step` had known it
             del self._lost[node.hostname]
             self._alive[node.hostname] = self._seen(current, what)
+            self._keep_signs(node.hostname, _Signs(self._now, self._now))
             return [Returned(node)]
         memory = self._recall(node)
         if memory is not None and memory.left:
@@ -263,22 +312,64 @@ class Membership:
         freq_s, told = member.freq_s, what.freq_s
         if told is not None and (told != freq_s or type(told) is not float):
             freq_s = credible_freq_s(told)
+        signs = self._signs.get(what.hostname)
+        if signs is not None:
+            self._count_sign(what.hostname, signs)
         return Member(member.node, self._now, freq_s)
+
+    def _count_sign(self, hostname: str, signs: _Signs) -> None:
+        """Another sign of life of a node that is not established."""
+        since_s, counted_at_s, times = signs
+        if self._now >= counted_at_s + SIGNS_SPACING_S:
+            counted_at_s, times = self._now, times + 1
+        self._drop_signs(hostname)
+        if times < SIGNS_MIN or self._now - since_s < ESTABLISHED_S:
+            self._keep_signs(hostname, _Signs(since_s, counted_at_s, times))
+
+    def _keep_signs(self, hostname: str, signs: _Signs) -> None:
+        self._signs[hostname] = signs
+        self._by_signs[min(signs.times, SIGNS_MIN) - 1][hostname] = None
+
+    def _drop_signs(self, hostname: str) -> None:
+        signs = self._signs.pop(hostname, None)
+        if signs is not None:
+            del self._by_signs[min(signs.times, SIGNS_MIN) - 1][hostname]
 
     def _enter(self, node: Node, what: Heard, memory: _Memory | None) -> list[Effect]:
         """Put a node into the place of its hostname, which nobody alive needs any more."""
-        before = self._alive.pop(node.hostname, None) or self._lost.pop(node.hostname, None)
+        hostname = node.hostname
+        before = self._alive.pop(hostname, None) or self._lost.pop(hostname, None)
+        effects: list[Effect] = []
         if before is not None:
+            self._drop_signs(hostname)
             self._remember(before.node, left=False)
-        elif len(self._alive) >= self._nodes_max:
-            self.refused_count += 1
-            return []
         elif len(self._alive) + len(self._lost) >= self._nodes_max:
+            gone = self._make_room()
+            if gone is None:
+                self.refused_count += 1
+                return []
+            effects += gone
+        self._memories.pop(node, None)
+        self._alive[hostname] = Member(node, self._now, credible_freq_s(what.freq_s))
+        self._keep_signs(hostname, _Signs(self._now, self._now))
+        return [*effects, Joined(node) if memory is None else Returned(node)]
+
+    def _make_room(self) -> list[Effect] | None:
+        """Forget the node that matters least; None when all of them matter."""
+        if self._lost:
             self._lost.popitem(last=False)
             self.forgotten_count += 1
-        self._memories.pop(node, None)
-        self._alive[node.hostname] = Member(node, self._now, credible_freq_s(what.freq_s))
-        return [Joined(node) if memory is None else Returned(node)]
+            return []
+        spared_at = self._now - SPARED_S
+        for names in self._by_signs:
+            hostname = next(iter(names), None)
+            if hostname is not None and self._alive[hostname].heard_at_s <= spared_at:
+                self.forgotten_count += 1
+                self._drop_signs(hostname)
+                member = self._alive.pop(hostname)
+                self._remember(member.node, left=False)
+                return [Lost(member.node, self._now - member.heard_at_s)]
+        return None
 
     def _late(self, node: Node, memory: _Memory | None) -> list[Effect]:
         self.late_count += 1
@@ -297,6 +388,7 @@ class Membership:
             del self._lost[node.hostname]
             return []
         del self._alive[node.hostname]
+        self._drop_signs(node.hostname)
         return [Left(node)]
 
     def _tick(self) -> list[Effect]:
@@ -306,14 +398,16 @@ class Membership:
         if before is not None and now - before > self.stall_s:
             self._grace_at = now
             return [SelfDoubt(now - before)]
+        grace_at, freq_max_s = self._grace_at, self.freq_max_s
         gone = [
             member
             for member in self._alive.values()
-            if not is_alive(max(member.heard_at_s, self._grace_at), member.freq_s, now)
+            if not is_alive(max(member.heard_at_s, grace_at), min(member.freq_s, freq_max_s), now)
         ]
         for member in gone:
             hostname = member.node.hostname
             del self._alive[hostname]
+            self._drop_signs(hostname)
             self._lost[hostname] = member._replace(alive=False)
         return [Lost(member.node, now - member.heard_at_s) for member in gone]
 
@@ -338,7 +432,7 @@ class Membership:
             del self._memories[node]
 
 
-def _is_of(what: Heard, node: Node) -> bool:
+def is_of(what: Heard | Offline, node: Node) -> bool:
     """Whether a sign of life is one of this incarnation, as far as it tells."""
     if what.pid == node.pid and what.inc == node.inc:
         return True

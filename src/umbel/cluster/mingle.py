@@ -24,8 +24,9 @@ latest after `limit_s`. What comes later is taken all the same.
 
 A broadcast may also be lost on the way to a node that has no reason to mingle. Heartbeats of our
 kind therefore carry a `summary` of the revocations. Whoever differs from us for longer than
-`patience_s`, two heartbeats, is asked for an exchange. So all nodes come to the same set, whatever
-was lost, as long as they hear each other's heartbeats.
+`patience_s`, two heartbeats, is asked for an exchange; those first that have answered before, as
+anybody can send a heartbeat and who does not answer costs `exchange_s`. So all nodes come to the
+same set, whatever was lost, as long as they hear each other's heartbeats.
 
 Replies come from outside: what is wrong in them is counted in `counts`, never raised. Clocks and
 revocations are merged by the caller, before the next tick, and check themselves. Time is the
@@ -295,10 +296,20 @@ class Mingle:
             self.differing.pop(what.hostname, None)
         elif what.hostname in self.differing or what.hostname == self.own:
             return
-        elif len(self.differing) < PEERS_MAX:
+        elif len(self.differing) < PEERS_MAX or self._forget_stranger(what.hostname):
             self.differing[what.hostname] = now + self._patience_s
         else:
             self.counts[TOO_MANY] += 1
+
+    def _forget_stranger(self, hostname: str) -> bool:
+        """Make room for a node that has answered before at the expense of one that has not."""
+        strangers = (name for name in self.differing if name not in self._answered)
+        stranger = next(strangers, None) if hostname in self._answered else None
+        if stranger is None:
+            return False
+        self.counts[TOO_MANY] += 1
+        del self.differing[stranger]
+        return True
 
     def _forget(self, hostname: str) -> None:
         self._digests.pop(hostname, None)
@@ -342,8 +353,10 @@ class Mingle:
         return self._ask(self._exchange, own, now)
 
     def _most_patient(self, now: float) -> str | None:
-        """A node whose heartbeats have differed for long enough."""
-        return next((hostname for hostname, at in self.differing.items() if at <= now), None)
+        """A node whose heartbeats have differed for long enough; one that answers, if there is."""
+        due = [hostname for hostname, at in self.differing.items() if at <= now]
+        known = (hostname for hostname in due if hostname in self._answered)
+        return next(known, next(iter(due), None))
 
     def _ask(self, exchange: _Exchange, own: Digest, now: float) -> list[Effect]:
         theirs = self._digests.get(exchange.hostname)

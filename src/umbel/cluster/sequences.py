@@ -1,30 +1,41 @@
-"""Which events of an incarnation are missing: gaps in its sequence numbers.
+"""Which events of a sender are missing: gaps in its sequence numbers.
 
-Every incarnation numbers its events 1, 2, 3, ... Of the numbers that were heard, all between the
-smallest and the greatest are expected; those that did not come are *missing*. What was sent before
-one began to listen is not. The order of arrival does not matter: a number that comes late fills
-its gap, one that comes again is a duplicate.
+Every sender numbers its events 1, 2, 3, ... A worker or client does so once per incarnation. Those
+who send events for a worker, such as the tasks in its pool processes, have a *series* of numbers
+each (`key_of`). Of the numbers that were heard, all between the smallest and the greatest are
+expected; those that did not come are *missing*. What was sent before one began to listen is not.
+The order of arrival does not matter: a number that comes late fills its gap, one that comes again
+is a duplicate.
 
-Gaps are kept as ranges. Of one incarnation there are at most `ranges_max`; then the oldest one is
-written off: it still counts as missing, but can not be filled any more. Of `incarnations_max`
-incarnations the one that was silent the longest is forgotten; what it missed stays counted.
+Gaps are kept as ranges. Of one series there are at most `ranges_max`; then the oldest one is
+written off: it still counts as missing, but cannot be filled any more. Of `incarnations_max` series
+the one that was silent the longest is forgotten; what it missed stays counted.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 INCARNATIONS_MAX: Final = 5_000
 RANGES_MAX: Final = 64
 
 Range = tuple[int, int]  # both ends belong to it
-Key = tuple[str, int]  # hostname and incarnation
+Key = tuple[str, int]  # hostname, and incarnation or series
+
+
+def key_of(event: Mapping[str, Any]) -> Key | None:
+    """The series that a well-formed event is numbered in; None if it has no number."""
+    inc = event.get("inc")
+    if inc is None or "seq" not in event:
+        return None
+    return event["hostname"], event.get("umbel_series", inc)
 
 
 class Sequence:
-    """The numbers of one incarnation."""
+    """The numbers of one series."""
 
     __slots__ = ("_missing", "duplicate_count", "first", "last", "written_off_count")
 
@@ -86,14 +97,14 @@ class Sequences:
     ) -> None:
         assert incarnations_max > 0, incarnations_max
         assert ranges_max > 0, ranges_max
-        self.forgotten_count = 0  # incarnations
+        self.forgotten_count = 0  # series
         self._forgotten_missing_count = self._forgotten_duplicate_count = 0
         self._incarnations_max, self._ranges_max = incarnations_max, ranges_max
         self._by_key: OrderedDict[Key, Sequence] = OrderedDict()  # the longest silent first
 
-    def note(self, hostname: str, inc: int, number: int) -> bool:
-        """A number of an incarnation was heard; False when it was heard before."""
-        key = (hostname, inc)
+    def note(self, hostname: str, series: int, number: int) -> bool:
+        """A number of a series was heard; False when it was heard before."""
+        key = (hostname, series)
         known = self._by_key.get(key)
         if known is None:
             self._add(key, number)
@@ -110,12 +121,12 @@ class Sequences:
         self._by_key[key] = Sequence(number)
 
     def gaps(self) -> dict[Key, tuple[Range, ...]]:
-        """The missing numbers, of those incarnations that miss some."""
+        """The missing numbers, of those series that miss some."""
         return {key: one.missing for key, one in self._by_key.copy().items() if one.missing}
 
-    def sequence(self, hostname: str, inc: int) -> Sequence | None:
-        """What is known of one incarnation."""
-        return self._by_key.get((hostname, inc))
+    def sequence(self, hostname: str, series: int) -> Sequence | None:
+        """What is known of one series."""
+        return self._by_key.get((hostname, series))
 
     @property
     def missing_count(self) -> int:

@@ -17,6 +17,9 @@ rules:
 | worker, client         | the sender of the last event that is no `sent`; that of the last `sent`|
 | extra                  | the last event with fields that are not in the tables                  |
 
+Some fields belong to one event only and are not kept for the task (`wire.event_fields`): how large
+its message was, what it took to run. Records have them, for the event log; the fold leaves them.
+
 A field that is missing is not a field that is null: the former leaves the word to another class.
 A value of the wrong type counts as missing. The last event of a class speaks for its class: what
 only an earlier one said is gone, so that a class is one row, here and in the pipeline.
@@ -39,6 +42,7 @@ from typing import Annotated, Any, ClassVar, Final, cast
 import msgspec
 
 from umbel.cluster.clock import Order, order
+from umbel.wire.event_fields import details_of
 from umbel.wire.events import encode
 
 # -- tables ------------------------------------------------------------------------------------
@@ -115,6 +119,10 @@ FIELD_KIND: Final = {
     "expired": "flag",
     "requeue": "flag",
 }
+# What an event says of itself, by its class.
+CLASS_DETAILS: Final[dict[str, dict[str, str]]] = {
+    name: details_of(f"task-{name}") for name in CLASSES
+}
 FIELD_CLASSES: Final = {
     field: tuple(name for name in CLASSES if field in CLASS_FIELDS[name]) for field in FIELD_KIND
 }
@@ -164,6 +172,7 @@ class Record(msgspec.Struct, gc=False, kw_only=True, forbid_unknown_fields=True)
     pid: int | None = None
     inc: int | None = None
     seq: int | None = None
+    umbel_series: int | None = None
     utcoffset: _Number | _Whole | None = None
     local_received: _Number | _Whole | None = None
     sync: bool | None = None
@@ -172,9 +181,9 @@ class Record(msgspec.Struct, gc=False, kw_only=True, forbid_unknown_fields=True)
 
 
 def _define(name: str) -> type[Record]:
+    kinds = {field: FIELD_KIND[field] for field in CLASS_FIELDS[name]} | CLASS_DETAILS[name]
     fields = [
-        (field, KIND_TYPES[FIELD_KIND[field]] | None | msgspec.UnsetType, UNSET)
-        for field in CLASS_FIELDS[name]
+        (field, KIND_TYPES[kind] | None | msgspec.UnsetType, UNSET) for field, kind in kinds.items()
     ]
     made = msgspec.defstruct(
         name.capitalize(),
@@ -248,8 +257,13 @@ def class_of(kind: str) -> str:
 
 
 def state_of(one: Record) -> str:
-    """The state that an event speaks of; `task-in-progress` speaks of IN-PROGRESS."""
-    return EVENT_STATE.get(one.type) or one.type.removeprefix("task-").upper()
+    """The state that an event speaks of."""
+    return state_of_type(one.type)
+
+
+def state_of_type(kind: str) -> str:
+    """The state that a type of event speaks of; `task-in-progress` speaks of IN-PROGRESS."""
+    return EVENT_STATE.get(kind) or kind.removeprefix("task-").upper()
 
 
 def is_later(one: Record, other: Record) -> bool:

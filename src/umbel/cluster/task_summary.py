@@ -12,11 +12,12 @@ others read.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from umbel.cluster.task_states import (
+    CUSTOM,
     FIELD_CLASSES,
     STATE_CLASSES,
     TASK_FIELDS,
@@ -27,6 +28,9 @@ from umbel.cluster.task_states import (
     place,
     state_of,
 )
+
+# A custom type of Umbel's workers: the task was ended, as its message will be delivered again.
+CANCELLED: Final = "task-cancelled"
 
 
 class _Field:
@@ -134,6 +138,26 @@ class Summary:
         return None if one is None else one.hostname
 
     @property
+    def queued(self) -> float | None:
+        """When the last attempt was sent, or received where nobody saw that attempt sent."""
+        sent, received = self.records.get("sent"), self.records.get("received")
+        if sent is None or (received is not None and _retries(received) > _retries(sent)):
+            return None if received is None else received.timestamp
+        return sent.timestamp
+
+    @property
+    def running(self) -> bool:
+        """Whether the task is being run, in a state of its own or not."""
+        holder = self._holder()
+        if holder is None or holder.event_class not in ("started", CUSTOM):
+            return False
+        # A state of the user's own is stronger than most ends.
+        ends = (self.records.get(name) for name in ("revoked", "rejected"))
+        return holder.type != CANCELLED and not any(
+            end is not None and is_later(end, holder) for end in ends
+        )
+
+    @property
     def extra(self) -> dict[str, Any] | None:
         """The fields that no table knows, of the last event that had any."""
         found: Record | None = None
@@ -170,3 +194,12 @@ class Summary:
             return found
         others = (one for name, one in tuple(self.records.items()) if name != left_out)
         return max(others, key=place, default=None)
+
+
+def _retries(one: Record) -> int:
+    return retries_of(getattr(one, "retries", None))
+
+
+def retries_of(told: Any) -> int:
+    """The number of retries in an event of a task; 0 where it has none."""
+    return told if type(told) is int else 0

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from umbel.cluster.pauses import is_queue
 from umbel.cluster.task_states import READY_STATES
 from umbel.dashboard.texts import ago, shown
+from umbel.wire.secret_texts import mask_addresses
 
 if TYPE_CHECKING:
     from umbel.app.events.state import Task
@@ -91,7 +92,7 @@ def _preview_revoke(site: Site, target: Target) -> Preview:
     sentences = [f"All {_nodes_meant(site)} nodes are told not to run this task."]
     if task is not None and task.state in READY_STATES:
         sentences.append(f"It has ended already ({task.state}): this will change nothing.")
-    elif task is not None and task.state == "STARTED":
+    elif task is not None and task.running:
         sentences.append("It runs already, and goes on: to end it, terminate it.")
     return Preview(
         "revoke", "Revoke a task", "Revoke", target, sentences,
@@ -140,7 +141,8 @@ def _stored_call(site: Site, uuid: str) -> _Call:
         result = site.app.AsyncResult(uuid)
         name, args, kwargs, queue = result.name, result.args, result.kwargs, result.queue
     except Exception as exc:
-        raise ActionError(f"the result can not be read: {type(exc).__name__}: {exc}") from exc
+        text = mask_addresses(f"{type(exc).__name__}: {exc}")
+        raise ActionError(f"the result cannot be read: {text}") from exc
     if not isinstance(name, str) or not isinstance(args, (list, tuple)):
         raise ActionError(
             "its arguments are not kept: set result_extended, and tasks that end from then on "

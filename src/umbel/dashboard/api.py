@@ -11,6 +11,7 @@
     /api/v1/openapi.json       all of this for programs
     /api/v1                    this list
 
+Without login, details are null (arguments, results, texts of errors), and `details` is false.
 Answers are objects; what is wrong is `{"error": text}` with a code below 500.
 """
 
@@ -70,7 +71,8 @@ def answer(content: dict[str, Any], code: int = 200) -> Response:
 def _facts(site: Site, page: Page) -> Callable[[Request], Awaitable[Response]]:
     async def respond(request: Request) -> Response:
         params = {**request.query_params, **request.path_params}
-        found = await run_in_threadpool(page.facts, site, params)
+        details = site.shows_details(request.state.visit)
+        found = await run_in_threadpool(page.facts, site, params, details)
         return answer({key: value for key, value in found.items() if not key.endswith("_html")})
 
     return respond

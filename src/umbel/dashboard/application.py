@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -104,7 +106,7 @@ def _live(site: Site) -> Answer:
         page = PAGES.get(request.path_params["name"])
         if page is None or not (page.live or page.name == "timeline"):
             raise HTTPException(404, "this page has no live parts")
-        if site.live_clients >= site.settings.live_clients_max:
+        if not site.live_clients.has_room(visit_of(request)):
             raise HTTPException(503, "too many browsers have live updates already")
         events = stream.updates(site, page, dict(request.query_params), visit_of(request))
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -172,14 +174,19 @@ def _login(site: Site) -> Answer:
             raise HTTPException(404, "there is no login here: see --password-file")
         if request.method == "GET":
             return _html(site.render("login.html", visit, next=target, error=""))
-        wait_s = site.throttle.admit(visit.identity.address)
-        if wait_s > 0:
-            text = f"Too many tries: wait {wait_s:.0f} s."
+        admission = site.throttle.admit(visit.identity.address)
+        if admission.wait_s > 0:
+            seconds = f"{math.ceil(admission.wait_s)}"
+            text = f"Too many wrong passwords came from your address: wait {seconds} s."
             answer = _html(site.render("login.html", visit, next=target, error=text), 429)
-            answer.headers["retry-after"] = f"{wait_s:.0f}"
+            answer.headers["retry-after"] = seconds
             return answer
+        await asyncio.sleep(admission.delay_s)
         if not is_password(visit.form.get("password", ""), settings.password):
-            logger.warning("a wrong password came from %s", visit.identity.address)
+            if admission.delay_s and admission.is_news:
+                logger.warning("many wrong passwords came: for a while every login is delayed")
+            elif admission.is_news:
+                logger.warning("a wrong password came from %s", visit.identity.address)
             text = "That is not the password."
             return _html(site.render("login.html", visit, next=target, error=text), 403)
         site.throttle.succeeded(visit.identity.address)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -23,6 +22,8 @@ from typing import TYPE_CHECKING, Final
 
 from umbel.dashboard.actions import ACTIONS, Action, ActionError, Preview
 from umbel.dashboard.identity import Identity
+from umbel.files import open_file
+from umbel.wire.secret_texts import mask_addresses
 
 if TYPE_CHECKING:
     from umbel.dashboard.site import Site
@@ -66,8 +67,7 @@ class Audit:
         line = json.dumps(asdict(entry), ensure_ascii=True)
         with self._lock:
             if self.path is not None:
-                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-                with os.fdopen(os.open(self.path, flags, 0o600), "w", encoding="ascii") as file:
+                with open_file(self.path, "a", encoding="ascii") as file:
                     file.write(f"{line}\n")
             self._entries.append(entry)
         logger.info("%s", line)
@@ -110,8 +110,9 @@ class Gate:
             self._write(identity, action, target, "refused", str(exc))
             raise Refused(str(exc), 409) from None
         except Exception as exc:
-            self._write(identity, action, target, "failed", f"{type(exc).__name__}: {exc}")
-            raise Refused(f"that failed: {type(exc).__name__}: {exc}", 502) from exc
+            text = mask_addresses(f"{type(exc).__name__}: {exc}")
+            self._write(identity, action, target, "failed", text)
+            raise Refused(f"that failed: {text}", 502) from exc
         self._write(identity, action, target, "done", result)
         self._site.polling.hurry()
         return result

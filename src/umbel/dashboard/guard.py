@@ -3,16 +3,20 @@
 In this order:
 1. the path: the prefix is taken off, where there is one;
 2. the host: a name that is not ours is refused (400), against pages that point their name here;
-3. who it is: by the session's cookie, or by the proxy's header from a trusted address;
+3. who it is: by the session's cookie, or by the proxy's header from a trusted address; and where it
+   comes from: the peer, or the last address in X-Forwarded-For that a trusted proxy has added;
 4. whatever could change something, that is everything but GET and HEAD: its origin must be this
-   host (403), its body small (413), its form token that of this browser (403);
+   host (403), its body small (413) and there in time (408), its form token that of this browser
+   (403);
 5. looking, where that needs login: a page leads to the login, everything else is refused (401).
+   What came through a proxy is not from this machine, whatever its peer is.
 
 Every answer carries the headers that keep a browser from running or loading anything of others.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
@@ -23,7 +27,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from umbel.dashboard.identity import Identity, Sessions
-from umbel.dashboard.settings import Settings
+from umbel.dashboard.settings import Settings, host_address, is_loopback
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -35,10 +39,13 @@ COOKIE: Final = "umbel_dashboard"
 FORM_TOKEN: Final = "csrf"  # noqa: S105 - the name of a field
 TOKEN_HEADER: Final = "x-csrf-token"  # noqa: S105
 BODY_BYTES_MAX: Final = 65_536
+BODY_S: Final = 10.0
 FIELDS_MAX: Final = 100
 USER_CHARS_MAX: Final = 100
 SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
 METHODS: Final = SAFE_METHODS | {"POST"}
+# A request with one of these came through a proxy.
+FORWARDING: Final = ("x-forwarded-for", "forwarded", "x-real-ip", "x-forwarded-host", "via")
 # Reachable by anybody who can connect: what the login page needs, and a sign of life.
 OPEN_PATHS: Final = ("/static/", "/login", "/healthz")
 
@@ -72,6 +79,8 @@ class Visit:
 
     identity: Identity
     token: str
+    is_session: bool = False  # whether the session of the token vouches for the identity
+    is_local: bool = True  # whether it came from this machine, as far as can be known
     form: dict[str, str] = field(default_factory=dict)
     renew: str | None = None  # the token that the browser is to have from now on
 
@@ -85,8 +94,11 @@ class _Refused(Exception):
 class Guard:
     """See the module's text."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, sessions: Sessions) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: Settings, sessions: Sessions, body_s: float = BODY_S
+    ) -> None:
         self._app, self._settings, self._sessions = app, settings, sessions
+        self._body_s = body_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through, or answer it here."""
@@ -125,15 +137,23 @@ class Guard:
             raise _Refused(400, "this host name is not served here: see --allow-host")
         if method not in SAFE_METHODS:
             self._check_origin(headers, host)
-            visit.form = await _form(receive, headers)
+            visit.form = await self._form(receive, headers)
             given = headers.get(TOKEN_HEADER) or visit.form.get(FORM_TOKEN, "")
             if not visit.token or not self._sessions.is_form_token(visit.token, given):
                 raise _Refused(403, "the form is too old, or not ours: load the page again")
         path: str = scope["path"]
-        is_open = path.startswith(OPEN_PATHS)
-        if self._settings.reading_needs_login and not visit.identity.is_known and not is_open:
+        if visit.identity.is_known or path.startswith(OPEN_PATHS):
+            return None
+        if self._settings.reading_needs_login or not visit.is_local:
             return self._to_login(scope)
         return None
+
+    async def _form(self, receive: Receive, headers: Headers) -> dict[str, str]:
+        try:
+            async with asyncio.timeout(self._body_s):
+                return await _form(receive, headers)
+        except TimeoutError:
+            raise _Refused(408, "the body of the request did not come in time") from None
 
     def _take_prefix_off(self, scope: Scope) -> Response | None:
         prefix, path = self._settings.prefix, scope["path"]
@@ -158,6 +178,12 @@ class Guard:
 
     def _to_login(self, scope: Scope) -> Response:
         path: str = scope["path"]
+        if not self._settings.has_login:
+            raise _Refused(
+                403,
+                "this came through a proxy, and a dashboard without login is for its own machine "
+                "only: start it with --password-file, or with --proxy-header and --proxy-address",
+            )
         if scope["method"] != "GET" or path.startswith(("/api/", "/live/", "/metrics")):
             raise _Refused(401, "log in first")
         query = scope.get("query_string", b"").decode("latin-1")
@@ -167,13 +193,29 @@ class Guard:
     # -- who it is ---------------------------------------------------------------------
 
     def _visit(self, scope: Scope, headers: Headers) -> Visit:
-        address = (scope.get("client") or ("",))[0]
+        address, is_local = self._origin(scope, headers)
         token = _cookie(headers.get("cookie", ""))
-        user = self._sessions.user(token) if token else ""
-        header = self._settings.proxy_header
-        if header is not None and self._settings.is_proxy(address):
-            user = _printable(headers.get(header, "")) or user
-        return Visit(Identity(user, address), token)
+        header, named = self._settings.proxy_header, ""
+        if header is not None and self._settings.is_proxy(_peer(scope)):
+            values = headers.getlist(header)
+            # Of two, one is the client's.
+            named = _printable(values[0]) if len(values) == 1 else ""
+        user = named or (self._sessions.user(token) if token else "")
+        is_session = bool(user) and not named
+        return Visit(Identity(user, address), token, is_session=is_session, is_local=is_local)
+
+    def _origin(self, scope: Scope, headers: Headers) -> tuple[str, bool]:
+        """The address that a request comes from, and whether that is this machine."""
+        peer = _peer(scope)
+        if not any(name in headers for name in FORWARDING):
+            return peer, True  # nobody else can connect to a dashboard that needs no login
+        if not self._settings.is_proxy(peer):
+            return peer, False
+        # Each proxy adds whom it was asked by at the end; what is before that anybody may write.
+        forwarded = ",".join(headers.getlist("x-forwarded-for"))
+        hops = [host_address(hop) for hop in forwarded.split(",")]
+        found = next((hop for hop in reversed(hops) if not self._settings.is_proxy(hop)), "")
+        return found or peer, is_loopback(found)
 
     def _finish(self, scope: Scope, visit: Visit, headers: MutableHeaders) -> None:
         for name, value in HEADERS.items():
@@ -189,11 +231,15 @@ class Guard:
         )
 
     def _is_https(self, scope: Scope) -> bool:
-        address = (scope.get("client") or ("",))[0]
         forwarded = Headers(scope=scope).get("x-forwarded-proto", "")
         return scope.get("scheme") == "https" or (
-            forwarded == "https" and self._settings.is_proxy(address)
+            forwarded == "https" and self._settings.is_proxy(_peer(scope))
         )
+
+
+def _peer(scope: Scope) -> str:
+    """Who has connected."""
+    return str((scope.get("client") or ("",))[0])
 
 
 def _cookie(header: str) -> str:

@@ -1,5 +1,9 @@
 """Who somebody is: sessions, the password, and how often it may be tried.
 
+Wrong passwords are limited for each address, which then has to wait. Many of them from many
+addresses never lock anybody out, as that would be an attack of its own: they make every try slower,
+by at most `DELAY_MAX_S`.
+
 A browser gets a random token in a cookie. The token names its session, which lives here, in memory:
 a dashboard that is started anew asks for the password again. Logging in replaces the token. The
 form token against forged requests is derived from it, so it needs no memory of its own.
@@ -9,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import secrets
 import threading
 import time
@@ -21,10 +26,15 @@ SESSION_S: Final = 12 * 3_600.0
 SESSIONS_MAX: Final = 1_000
 TOKEN_BYTES: Final = 32
 TOKEN_CHARS: Final = 43
-# So many wrong passwords, from one address and from all, in so many seconds.
+# Wrong passwords in `TRIES_S` from one address before it has to wait, and from all of them before
+# tries are delayed.
 TRIES_MAX: Final = 5
 TRIES_ALL_MAX: Final = 50
 TRIES_S: Final = 60.0
+DELAY_STEP_S: Final = 0.05
+DELAY_MAX_S: Final = 2.0
+# Whoever has one address of an IPv6 network of this size has all of them.
+IPV6_PREFIX: Final = 64
 ADDRESSES_MAX: Final = 10_000
 NOTES_MAX: Final = 5
 
@@ -124,6 +134,18 @@ class Notes:
             return list(self._notes.pop(token, ()))
 
 
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Whether a password may be tried: not before `wait_s`, or after a delay.
+
+    `is_news`: worth a line in the log, which a flood of tries must not fill.
+    """
+
+    wait_s: float = 0.0
+    delay_s: float = 0.0
+    is_news: bool = True
+
+
 class Throttle:
     """How often a password may be tried, by address and by all together."""
 
@@ -131,33 +153,48 @@ class Throttle:
         self._clock = clock
         self._lock = threading.Lock()
         self._by_address: OrderedDict[str, deque[float]] = OrderedDict()
-        self._all: deque[float] = deque(maxlen=TRIES_ALL_MAX)
+        self._news_at = 0.0
+        self._all: deque[float] = deque(maxlen=TRIES_ALL_MAX + round(DELAY_MAX_S / DELAY_STEP_S))
 
-    def admit(self, address: str) -> float:
-        """Count a try of this address; how long it has to wait instead, 0 is not at all."""
-        now = self._clock()
+    def admit(self, address: str) -> Admission:
+        """Count a try of this address, unless it has to wait."""
+        now, key = self._clock(), network_of(address)
         with self._lock:
-            mine = self._by_address.setdefault(address, deque(maxlen=TRIES_MAX))
-            self._by_address.move_to_end(address)
+            mine = self._by_address.setdefault(key, deque(maxlen=TRIES_MAX))
+            self._by_address.move_to_end(key)
             while len(self._by_address) > ADDRESSES_MAX:
                 self._by_address.popitem(last=False)
-            waits = [
-                tries[0] + TRIES_S - now
-                for tries in (mine, self._all)
-                if len(tries) == tries.maxlen
-            ]
-            wait_s = max(waits, default=0.0)
-            if wait_s <= 0:
-                mine.append(now)
-                self._all.append(now)
-            return max(0.0, wait_s)
+            if len(mine) == TRIES_MAX and mine[0] + TRIES_S > now:
+                return Admission(wait_s=mine[0] + TRIES_S - now)
+            mine.append(now)
+            while self._all and self._all[0] + TRIES_S <= now:
+                self._all.popleft()
+            self._all.append(now)
+            excess = max(0, len(self._all) - TRIES_ALL_MAX)
+            is_news = not excess or now >= self._news_at
+            if excess and is_news:
+                self._news_at = now + TRIES_S
+            return Admission(delay_s=min(DELAY_MAX_S, excess * DELAY_STEP_S), is_news=is_news)
 
     def succeeded(self, address: str) -> None:
         """The right one came: forget the wrong ones."""
         with self._lock:
-            for at in self._by_address.pop(address, ()):
+            for at in self._by_address.pop(network_of(address), ()):
                 if at in self._all:
                     self._all.remove(at)
+
+
+def network_of(address: str) -> str:
+    """What counts as one address."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if found.version == 4:
+        return address
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.ip_network((found, IPV6_PREFIX), strict=False))
 
 
 def is_password(given: str, wanted: str) -> bool:

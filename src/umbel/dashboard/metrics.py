@@ -46,7 +46,7 @@ class _Figures(Collector):
                 "broker_connected": ("Whether events are heard.", int(live.is_connected)),
                 "nodes_alive": ("Nodes that are alive.", len(live.state.alive_workers())),
                 "tasks_known": ("Tasks that are remembered.", len(live.state.tasks)),
-                "live_clients": ("Browsers with live updates.", site.live_clients),
+                "live_clients": ("Browsers with live updates.", len(site.live_clients)),
             }
         for name, (text, value) in counters.items():
             yield CounterMetricFamily(f"umbel_dashboard_{name}", text, value)

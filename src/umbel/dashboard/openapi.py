@@ -17,7 +17,7 @@ Shape = Any  # a word, {name: shape}, or [shape]
 _TASK: Final = {
     "uuid": "string", "name": "string?", "state": "string", "worker": "string?",
     "queue": "string?", "retries": "integer", "runtime_s": "number?", "wait_s": "number?",
-    "timestamp": "number?", "clock": "integer?", "call": "string", "error": "string?",
+    "timestamp": "number?", "clock": "integer?", "call": "string?", "error": "string?",
 }  # fmt: skip
 _NODE: Final = {
     "name": "string", "state": "string", "fading": "boolean", "leads": ["string"],
@@ -79,10 +79,12 @@ PATHS: Final[dict[str, tuple[str, tuple[str, ...], Shape]]] = {
     "/tasks": ("The tasks that a search finds.", ("q", "sort", "page", "rows"), {
         "query": "string", "sort": "string", "error": "string", "count": "integer",
         "known": "integer", "forgotten": "integer", "page": "integer", "pages": "integer",
-        "rows": "integer", "tasks": [_TASK], "condition": "string", "task_events": "integer",
+        "rows": "integer", "tasks": [_TASK], "details": "boolean", "condition": "string",
+        "task_events": "integer",
     }),
     "/tasks/{uuid}": ("One task with its attempts, events and family.", ("uuid",), {
-        "task": _DETAIL, "attempts": ANY, "events": ANY, "tree": ANY, "condition": "string",
+        "task": _DETAIL, "attempts": ANY, "events": ANY, "tree": ANY, "details": "boolean",
+        "condition": "string",
     }),
     "/timeline": ("Executions that have changed.", ("after", "bars"), {
         "version": "integer", "after": "integer", "now": "number", "bars": [_BAR],
@@ -122,7 +124,8 @@ def document(prefix: str = "") -> dict[str, Any]:
         "info": {
             "title": "Umbel dashboard",
             "version": __version__,
-            "description": "What the pages show, as JSON. Only looking: changes go through pages.",
+            "description": "What the pages show, as JSON. Only looking: changes go through pages. "
+            "Without login, arguments, results and texts of errors are null; `details` is false.",
         },
         "servers": [{"url": f"{prefix}/api/v1"}],
         "paths": paths,

@@ -29,9 +29,10 @@ class Settings:
     `prefix`           where it lies behind a proxy that serves other things too: `/umbel`
     `password`         who knows it may change things; without, nobody may
     `proxy_header`     a header in which a proxy names who has logged in there...
-    `proxy_addresses`  ...taken from these addresses only
+    `proxy_addresses`  ...taken from these addresses only, and X-Forwarded-For likewise
     `hosts`            names under which it may be asked for, besides its own
     `private`          nothing is shown without login; always so beyond loopback
+    `public_details`   who has not logged in sees arguments, results and texts of errors too
     `audit`            the file to which every action is written; the log as well in any case
     `tables`           where `umbel history build` has put its tables
     `tasks_max`        more are remembered: each takes about 3 kB
@@ -45,6 +46,7 @@ class Settings:
     proxy_addresses: tuple[Network, ...] = ()
     hosts: tuple[str, ...] = ()
     private: bool = False
+    public_details: bool = False
     audit: Path | None = None
     tables: str | None = None
     tasks_max: int = TASKS_MAX
@@ -132,6 +134,15 @@ def host_name(header: str) -> str:
     if header.startswith("["):
         return header[1:].partition("]")[0]
     return header.rpartition(":")[0] if header.count(":") == 1 else header
+
+
+def host_address(text: str) -> str:
+    """The address in an entry of X-Forwarded-For, which may have a port; empty if it has none."""
+    name = host_name(text.strip().strip('"'))
+    try:
+        return str(ipaddress.ip_address(name))
+    except ValueError:
+        return ""
 
 
 def read_password(path: Path) -> str:

@@ -21,6 +21,7 @@ from umbel.dashboard.pages import cluster, elections, history, queues, task, tas
 from umbel.dashboard.pages.page import Page, Params
 from umbel.dashboard.settings import Settings
 from umbel.dashboard.statics import Statics
+from umbel.dashboard.stream import Places
 from umbel.dashboard.texts import FILTERS
 from umbel.version import __version__
 
@@ -60,7 +61,7 @@ class Site:
         self.audit = Audit(settings.audit)
         self.gate = Gate(self, self.audit)
         self.statics = Statics(HERE / "static")
-        self.live_clients = 0
+        self.live_clients = Places(settings.live_clients_max)
         self.stopping = False
         self._environment = _environment()
         self._fragments: dict[Any, tuple[float, dict[str, str]]] = {}
@@ -89,23 +90,33 @@ class Site:
         """Unix time, now."""
         return time.time()
 
+    # -- who sees what -----------------------------------------------------------------
+
+    def shows_details(self, visit: Visit) -> bool:
+        """Whether a visitor sees arguments, results and the texts of errors."""
+        return visit.identity.is_known or self.settings.public_details
+
+    def is_current(self, visit: Visit) -> bool:
+        """Whether the session that a visit began with is still open."""
+        return not visit.is_session or self.sessions.user(visit.token) == visit.identity.user
+
     # -- pages -------------------------------------------------------------------------
 
     def page(self, page: Page, params: Params, visit: Visit) -> str:
         """A whole page."""
-        facts = page.facts(self, params)
+        facts = page.facts(self, params, self.shows_details(visit))
         return self.render(f"{page.name}.html", visit, page=page, facts=facts, params=dict(params))
 
     def fragments(self, page: Page, params: Params, visit: Visit) -> dict[str, str]:
         """The live parts of a page; shared by all who look at the same within a moment."""
-        may = not self.gate.why_not(visit.identity)
-        key = (page.name, tuple(sorted(params.items())), may)
+        may, details = not self.gate.why_not(visit.identity), self.shows_details(visit)
+        key = (page.name, tuple(sorted(params.items())), may, details)
         now = time.monotonic()
         with self._lock:
             known = self._fragments.get(key)
             if known is not None and now - known[0] < FRAGMENT_AGE_S:
                 return known[1]
-        facts = page.facts(self, params) if page.live else {}
+        facts = page.facts(self, params, details) if page.live else {}
         context = self._context(visit, page=page, facts=facts, params=dict(params))
         made = {
             name: self._environment.get_template(f"_{name}.html").render(context)
@@ -126,6 +137,13 @@ class Site:
         context["notes"] = self.notes.take(visit.token)
         return self._environment.get_template(template).render(context)
 
+    @property
+    def _no_details(self) -> str:
+        what = "arguments, results and the texts of errors"
+        if self.settings.has_login:
+            return f"log in to see {what}"
+        return f"{what} need a login: give --password-file, or --public-details to show them to all"
+
     def _context(self, visit: Visit, **more: Any) -> dict[str, Any]:
         page: Page | None = more.get("page")
         why_not = self.gate.why_not(visit.identity)
@@ -138,6 +156,7 @@ class Site:
             "identity": visit.identity,
             "may": not why_not,
             "why_not": why_not,
+            "no_details": "" if self.shows_details(visit) else self._no_details,
             "has_login": self.settings.has_login,
             "has_password": self.settings.password is not None,
             "FORM_TOKEN": FORM_TOKEN,

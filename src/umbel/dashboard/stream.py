@@ -4,17 +4,23 @@ Each client gets at most one update in a quarter of a second, however many event
 that takes long to make is made more rarely: no more than a tenth of the time goes into one. When
 nothing has happened for a second the ages on the page are brought up to date. A client that does
 not read is not written to; one that is gone is noticed when it is.
+
+At most `live_clients_max` have them at a time. When all places are taken, who has logged in takes
+one of somebody who has not, and who has none yet takes one of the address that has the most.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from starlette.concurrency import run_in_threadpool
 
+from umbel.dashboard.connections import to_drop
 from umbel.dashboard.pages.page import BadQuestion, NotFound, Page, Params
 from umbel.wire.events import encode
 
@@ -28,9 +34,59 @@ PING_S: Final = 15.0
 SHARE_MAX: Final = 10  # one part in so many of the time
 
 
+@dataclass(eq=False, slots=True)
+class Place:
+    """The place of one client."""
+
+    rank: int  # whether it is of somebody who has logged in
+    address: str
+    since_s: float
+    is_lost: bool = False
+
+
+class Places:
+    """Who has live updates; used on the loop of the server only."""
+
+    def __init__(self, count_max: int) -> None:
+        self._count_max = count_max
+        self._taken: set[Place] = set()
+
+    def __len__(self) -> int:
+        return len(self._taken)
+
+    def has_room(self, visit: Visit) -> bool:
+        """Whether somebody can have live updates, if need be in another one's place."""
+        return len(self._taken) < self._count_max or self._giver(visit) is not None
+
+    def enter(self, visit: Visit) -> Place:
+        """Take a place; the other one's is lost to him."""
+        giver = self._giver(visit) if len(self._taken) >= self._count_max else None
+        if giver is not None:
+            giver.is_lost = True
+            self._taken.discard(giver)
+        identity = visit.identity
+        place = Place(int(identity.is_known), identity.address, time.monotonic())
+        self._taken.add(place)
+        return place
+
+    def leave(self, place: Place) -> None:
+        """Give a place back."""
+        self._taken.discard(place)
+
+    def _giver(self, visit: Visit) -> Place | None:
+        rank, address = int(visit.identity.is_known), visit.identity.address
+        counts = Counter(one.address for one in self._taken if one.rank == rank)
+        might = [
+            one
+            for one in self._taken
+            if one.rank < rank or (one.rank == rank and counts[one.address] > counts[address] + 1)
+        ]
+        return next(iter(to_drop(might, 1)), None)
+
+
 async def updates(site: Site, page: Page, params: Params, visit: Visit) -> AsyncIterator[bytes]:
     """The stream of one client."""
-    site.live_clients += 1
+    place = site.live_clients.enter(visit)
     try:
         yield b"retry: 1000\n\n"
         sent: dict[str, str] = {}
@@ -41,6 +97,9 @@ async def updates(site: Site, page: Page, params: Params, visit: Visit) -> Async
                 await asyncio.sleep(UPDATE_MIN_S)
                 continue
             version, made_s = site.live.version, now_s
+            if place.is_lost or not site.is_current(visit):
+                yield _message("gone", {"text": "live updates have ended: load the page again"})
+                return
             try:
                 made = await run_in_threadpool(site.fragments, page, params, visit)
             except (BadQuestion, NotFound) as exc:
@@ -55,7 +114,7 @@ async def updates(site: Site, page: Page, params: Params, visit: Visit) -> Async
             rest_s = max(UPDATE_MIN_S, page.interval_s, cost_s * SHARE_MAX)
             await _rest(site, max(0.05, rest_s - cost_s))
     finally:
-        site.live_clients -= 1
+        site.live_clients.leave(place)
 
 
 async def _rest(site: Site, rest_s: float) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from umbel.pipeline.report.shapes import seconds
 from umbel.wire.reprs import safe_repr
-from umbel.worker.logs import mask_secrets
+from umbel.wire.secret_texts import mask_addresses
 
 CHARS_MAX: Final = 200
 BLOCK_CHARS_MAX: Final = 20_000
@@ -52,7 +52,7 @@ def block(value: Any) -> str:
 
 def _clean(text: str) -> str:
     if "://" in text:
-        text = mask_secrets(text)
+        text = mask_addresses(text)
     if text.isprintable():
         return text
     return "".join(

@@ -24,10 +24,11 @@ VIOLATIONS_MAX: Final = 20
 _HONEST_CLOCK_MAX: Final = 1_000_000
 
 ONE_ACTION: Final = "at most one action per election"
+ONE_OUTCOME: Final = "an election is carried out or refused, once"
 ONE_WINNER: Final = "all agree about the winner"
 STANDS_ONCE: Final = "a node stands once for an election"
 ENDS: Final = "every election ends"
-CARRIED_OUT: Final = "an election that was heard of is carried out"
+CARRIED_OUT: Final = "an election that was heard of is carried out, or refused"
 CLOCKS_GROW: Final = "clocks grow and stay finite"
 MEMBERSHIP: Final = "everybody knows who is there"
 REVOCATIONS: Final = "everybody has the same revocations"
@@ -48,12 +49,21 @@ class Violation(NamedTuple):
 class Checks:
     """What has happened in a play, as far as rules are about it."""
 
-    __slots__ = ("_world", "acted_at", "actions", "requested_at", "violations", "winners")
+    __slots__ = (
+        "_world",
+        "acted_at",
+        "actions",
+        "failures",
+        "requested_at",
+        "violations",
+        "winners",
+    )
 
     def __init__(self, world: World) -> None:
         self._world = world
         self.violations: list[Violation] = []
         self.actions: dict[str, str] = {}  # id -> token of who acted
+        self.failures: dict[str, str] = {}  # id -> who has stored that nobody holds it
         self.winners: dict[str, str | None] = {}  # id -> as the first node that knew it says
         self.requested_at: dict[str, float] = {}
         self.acted_at: dict[str, float] = {}
@@ -72,8 +82,18 @@ class Checks:
         before = self.actions.get(election_id)
         if before is not None:
             self.violated(ONE_ACTION, f"{election_id} by {before} and by {token}")
+        if election_id in self.failures:
+            self.violated(ONE_OUTCOME, f"{election_id} was refused, and {token} acts")
         self.actions[election_id] = token
         self.acted_at[election_id] = self._world.now
+
+    def failed(self, node: Node, election_id: str) -> None:
+        """A node has stored that nobody holds an election."""
+        self._world.tell(node.name, f"reports that nobody holds {election_id}")
+        before = self.actions.get(election_id) or self.failures.get(election_id)
+        if before is not None:
+            self.violated(ONE_OUTCOME, f"{election_id}: {before}, and {node.name} refuses it")
+        self.failures[election_id] = node.name
 
     def requested(self, election_id: str) -> None:
         """A client asks for an election."""
@@ -126,7 +146,7 @@ class Checks:
         yield from _open_elections(alive)
         yield from _wrong_members(alive)
         yield from _revocations_that_differ(alive)
-        yield from _not_carried_out(play, alive, self.actions)
+        yield from _not_carried_out(play, alive, self.actions.keys() | self.failures.keys())
 
     def finish(self, play: Play) -> None:
         """The play is over: everything must hold."""
@@ -148,11 +168,9 @@ def _open_elections(alive: list[Node]) -> Iterator[tuple[str, str]]:
             yield ENDS, f"{node.name} has {', '.join(node.elections.view()['open'])} open"
 
 
-def _not_carried_out(
-    play: Play, alive: list[Node], actions: dict[str, str]
-) -> Iterator[tuple[str, str]]:
+def _not_carried_out(play: Play, alive: list[Node], ended: set[str]) -> Iterator[tuple[str, str]]:
     for node in alive:
-        for election_id in sorted(node.informed - actions.keys()):
+        for election_id in sorted((node.informed | node.refused) - ended):
             token = play.register.records.get(election_id)
             if token is None or play.is_alive(token):
                 yield CARRIED_OUT, f"nobody acted on {election_id}, which {node.name} has heard of"

@@ -17,6 +17,7 @@ node at a time, and end by themselves or at the latest when calm begins:
 | `restart`   | a node stops, in order or not, and its next life begins                           |
 | `join`      | a new node comes                                                                  |
 | `forge`     | a stranger publishes `worker-elect` with nonsense and forged clocks               |
+| `refuse`    | some nodes, or all, refuse some elections; only where it is asked for             |
 | `amnesia`   | the register loses its records: elections are not safe then, and need not be      |
 """
 
@@ -39,7 +40,8 @@ INCIDENTS: Final = ("break", "partition", "pause", "crash", "restart", "join", "
 # What elections are promised to withstand; `amnesia` is not among it.
 FAULTS: Final = NOISE + INCIDENTS
 UNSAFE: Final = ("amnesia",)
-ALL: Final = FAULTS + UNSAFE
+REFUSE: Final = "refuse"
+ALL: Final = (*FAULTS, REFUSE, *UNSAFE)
 
 LOSS_MAX: Final = 0.35
 DUP_MAX: Final = 0.3

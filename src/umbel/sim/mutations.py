@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 from umbel.cluster import election
 from umbel.cluster.clock import Clock
 from umbel.cluster.election import Claim, Effect, Elections, Gone, Input
+from umbel.cluster.refusals import Refusals
 from umbel.sim import checks
 from umbel.sim.plays import Parts
 from umbel.sim.registers import Register
@@ -56,6 +57,13 @@ class SameToken(Elections):
         return super().step(what, now)
 
 
+class NoRefusals(Refusals):
+    """Who refuses an election does not care what comes of it."""
+
+    def step(self, what: Any, now: float) -> list[Any]:
+        return []
+
+
 class NoBounds(Elections):
     """Tables grow as they like."""
 
@@ -85,6 +93,7 @@ MUTATIONS: Final = {
     "no-overtaking": Mutation(Parts(elections=NoOvertaking), checks.CARRIED_OUT, ("crash",)),
     "no-tombstones": Mutation(Parts(elections=NoTombstones), checks.STANDS_ONCE, ("dup",)),
     "same-token": Mutation(Parts(elections=SameToken), checks.ONE_ACTION, ("dup",)),
+    "no-refusals": Mutation(Parts(refusals=NoRefusals), checks.CARRIED_OUT, ("refuse",)),
     "no-bounds": Mutation(Parts(elections=NoBounds), checks.BOUNDS),
     "gullible-clock": Mutation(Parts(clock=GullibleClock), checks.CLOCKS_GROW, ("forge",)),
     # Heartbeats tell nothing of revocations: what a node has missed it never learns.

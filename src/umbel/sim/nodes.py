@@ -5,7 +5,7 @@
 | an event of another node  | its clock is witnessed, unless it is out of bounds; membership,    |
 |                           | and for `worker-elect` the elections, hear of it all the same      |
 | an own event              | the clock goes forward                                             |
-| `election`, `revoke`      | the elections, the revocations                                     |
+| `election`, `revoke`      | the elections, or the refusals of who refuses; the revocations     |
 | `hello`, and replies      | `mingle.answer`, and `Mingle`                                      |
 | the heart, every 2 s      | a heartbeat with a summary of the revocations; membership's tick   |
 | whoever membership loses  | elections and mingle do not wait for it any more                   |
@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 from umbel.cluster import election, membership, mingle
 from umbel.cluster.election import Elections
 from umbel.cluster.mingle import Mingle
+from umbel.cluster.refusals import ClaimRefusal, Declined, Refusals
+from umbel.cluster.refusals import Input as RefusalInput
 from umbel.cluster.revocations import Revocation, Revocations
 from umbel.sim.brokers import Link
 from umbel.sim.messages import (
@@ -77,6 +79,8 @@ class Node:
         "name",
         "paused",
         "pid",
+        "refusals",
+        "refused",
         "revocations",
         "shift_s",
         "sign",
@@ -98,6 +102,8 @@ class Node:
         self.members = membership.Membership(self.name)
         own = election.Candidate(self.name, self.pid, self.inc)
         self.elections: Elections = parts.elections(own, **play.limits)
+        self.refusals: Refusals = parts.refusals(own)
+        self.refused: set[str] = set()  # ids of elections that this node was asked for and refused
         self.revocations = Revocations(self.wall_s)
         self.mingle = Mingle(self.name, revocations=self.revocations)
         self.link = Link(self)
@@ -209,6 +215,8 @@ class Node:
         now = self.now
         if len(self.elections):
             self._carry_out_elections(self.elections.step(_ELECTION_TICK, now))
+        if len(self.refusals):
+            self._follow(_ELECTION_TICK)
         if self.mingle.due_at is not None:
             self._carry_out_mingle(self.mingle.step(_MINGLE_TICK, now))
         self._plan()
@@ -216,9 +224,9 @@ class Node:
     def _plan(self) -> None:
         """Set the timer to whatever is due first."""
         due = self.elections.due_at
-        other = self.mingle.due_at
-        if due is None or (other is not None and other < due):
-            due = other
+        for other in (self.mingle.due_at, self.refusals.due_at):
+            if due is None or (other is not None and other < due):
+                due = other
         if due is None:
             return
         when = max(due - self.shift_s, self._world.now) + TIMER_LATE_S * self._world.dice() + 1e-6
@@ -279,7 +287,9 @@ class Node:
             changes = self.members.step(message.sign, now)
             if changes:
                 self._carry_out_membership(changes)
-        if kind == ELECT:
+        if kind == ELECT and self._play.refuses(self, message.body.id):
+            self._follow(message.body)
+        elif kind == ELECT:
             effects = self.elections.step(message.body, now)
             if effects:
                 self._carry_out_elections(effects)
@@ -298,7 +308,13 @@ class Node:
 
     def _obey(self, message: Message, kind: int) -> None:
         """A control message, or an answer of the register."""
-        if kind in (ANSWER, REQUEST):
+        if kind in (ANSWER, REQUEST) and self._play.refuses(self, message.body.id):
+            what = message.body
+            if kind == REQUEST:
+                self.refused.add(what.id)
+                what = Declined(what.id, f"{self.name} refuses {what.id}")
+            self._follow(what)
+        elif kind in (ANSWER, REQUEST):
             self._carry_out_elections(self.elections.step(message.body, self.now))
             if isinstance(message.body, election.ClaimFailed):
                 self._plan()
@@ -337,6 +353,17 @@ class Node:
         else:
             self._play.checks.acted(act.id, token)
 
+    def _follow(self, what: RefusalInput) -> None:
+        """What others do about an election that this node refuses."""
+        for effect in self.refusals.step(what, self.now):
+            if isinstance(effect, ClaimRefusal):
+                claim = election.Claim(effect.id, "refusal", None, effect.token)
+                self._play.register.claim(self, claim)
+                self._play.claimed(self)
+            else:
+                self._play.checks.failed(self, effect.id)
+        self._plan()
+
     def _publish_elect(self, effect: election.PublishElect) -> None:
         clock = self.stamp()
         heard = election.Heard(
@@ -365,6 +392,7 @@ class Node:
                 self._world.remark(self.name, said)
             if isinstance(effect, membership.Lost | membership.Left):
                 self.elections.step(election.Gone(other.hostname), self.now)
+                self._follow(election.Gone(other.hostname))
                 self.mingle.step(mingle.Gone(other.hostname), self.now)
                 self._plan()
 

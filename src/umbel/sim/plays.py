@@ -14,6 +14,8 @@ from typing import Any, Final, NamedTuple
 
 from umbel.cluster.clock import Clock
 from umbel.cluster.election import Elections, Requested
+from umbel.cluster.election_words import REFUSING
+from umbel.cluster.refusals import Refusals
 from umbel.sim import faults
 from umbel.sim.brokers import AmqpModel, Broker, RedisModel
 from umbel.sim.checks import CALM_MAX_S, Checks, Violation
@@ -36,6 +38,7 @@ class Parts:
     """What nodes and the register are made of; `mutations` has others."""
 
     elections: Callable[..., Elections] = Elections
+    refusals: Callable[..., Refusals] = Refusals
     clock: Callable[[], Clock] = Clock
     register: Callable[..., Register] = Register
     compares: bool = True  # whether heartbeats carry a summary of the revocations
@@ -102,6 +105,23 @@ class Play:
         self._busy = max(1.0, self.calm_at / SECONDS_MAX)  # longer plays have more of everything
         self.election_ids = [f"e{n + 1}" for n in range(1 + int(dice() * 2.2 * self._busy))]
         self._setting = setting
+        # For each election the nodes that refuse it, by their index; None is everybody.
+        self._refusers: dict[str, frozenset[int] | None] = {}
+        if faults.REFUSE in setting.faults:
+            self._choose_refusers()
+
+    def _choose_refusers(self) -> None:
+        dice = self.world.dice
+        for election_id in self.election_ids:
+            some = frozenset(node.index for node in self.nodes if dice() < 0.6)
+            self._refusers[election_id] = None if dice() < 0.3 else some
+
+    def refuses(self, node: Node, election_id: str) -> bool:
+        """Whether a node takes no part in an election."""
+        if not self._refusers:
+            return False
+        refusers = self._refusers.get(election_id, frozenset())
+        return refusers is None or node.index in refusers
 
     # -- the course of it --------------------------------------------------------------
 
@@ -173,7 +193,7 @@ class Play:
     def _choose_faults(self, election_times: Sequence[float]) -> list[str]:
         """Some of the faults that may be, and when."""
         world = self.world
-        allowed = list(self._setting.faults)
+        allowed = [kind for kind in self._setting.faults if kind != faults.REFUSE]
         chosen: list[str] = []
         for _ in range(min(len(allowed), 1 + int(world.dice() * 3))):
             kind = world.pick(allowed)
@@ -243,8 +263,9 @@ class Play:
 
     def is_alive(self, token: str) -> bool:
         """Whether the node that has this token lives."""
+        own = token.removeprefix(REFUSING)
         return any(
-            node.alive and token.startswith(f"{node.name}/{node.pid}/{node.inc}/")
+            node.alive and own.startswith(f"{node.name}/{node.pid}/{node.inc}/")
             for node in self.nodes
         )
 

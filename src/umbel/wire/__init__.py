@@ -14,9 +14,10 @@ the I/O and says what time it is.
 - `failures`     exceptions as stored results, and back, without importing anything
 - `events`       what nodes tell of themselves and of tasks
 - `control`      requests to nodes and their replies
-- `signing`      control messages that only the key's owners can write
+- `signing`      commands, replies and events that only the owners of the key can write
 - `patterns`     which nodes a pattern means, in bounded time
-- `redaction`    what of a task's arguments may be shown
+- `redaction`    what of a task's arguments, results and errors may be shown
+- `secret_texts` secrets inside of texts that somebody else has written
 - `masking`      what of settings and addresses may be shown
 - `times`        ISO-8601 times that can be represented
 - `reprs`        short texts of arguments and results, bounded whatever the value is

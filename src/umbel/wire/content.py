@@ -7,11 +7,24 @@ is looked at.
 
 Reading raises nothing but `Refusal`; writing raises `EncodeError`, or `ImproperlyConfigured`
 for a serializer that does not exist.
+
+What is read equals what was written, except that tuples become lists and that JSON makes text of
+keys. Whatever a serializer cannot carry is an `EncodeError`, also where the library underneath
+would write something similar (msgspec writes a `Decimal` as text in msgpack). So is what exceeds
+the limits of whoever reads it.
+
+| serializer | carries                                                                          |
+| ---------- | -------------------------------------------------------------------------------- |
+| all        | None, booleans, numbers, text, bytes, lists, mappings                            |
+| json       | and `datetime`, `date`, `time`, `Decimal`, `UUID`; integers of any size          |
+| msgpack    | no integers beyond 64 bits, no halves of surrogate pairs                         |
+| yaml       | and `datetime` (zones of whole minutes), `date`, sets; no halves of pairs either |
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -21,6 +34,7 @@ from umbel.wire.jsontext import (
     EncodeError,
     check_depth,
     dumps_json,
+    is_small_and_plain,
     loads_json,
     too_deep,
     undecodable,
@@ -45,6 +59,7 @@ __all__ = [
     "Encoded",
     "accept_set",
     "as_bytes",
+    "check_size",
     "decode",
     "dumps_json",
     "encode",
@@ -71,14 +86,27 @@ class Encoded(NamedTuple):
     content_encoding: str
 
 
-def encode(value: Any, serializer: str = "json") -> Encoded:
-    """`value` written by a serializer given by name or content type."""
+def encode(value: Any, serializer: str = "json", limits: Limits = DEFAULT_LIMITS) -> Encoded:
+    """`value` written by a serializer given by name or content type.
+
+    `limits` are those of whoever will read it.
+    """
     content_type = serializer_type(serializer)
     if content_type == JSON:
-        return Encoded(dumps_json(value), JSON, "utf-8")
-    if content_type == MSGPACK:
-        return Encoded(_dumps_msgpack(value), MSGPACK, "binary")
-    return Encoded(dumps_yaml(value), YAML, "utf-8")
+        encoded = Encoded(dumps_json(value, limits), JSON, "utf-8")
+    elif content_type == MSGPACK:
+        encoded = Encoded(_dumps_msgpack(value, limits), MSGPACK, "binary")
+    else:
+        encoded = Encoded(dumps_yaml(value, limits), YAML, "utf-8")
+    check_size(encoded.body, content_type, limits)
+    return encoded
+
+
+def check_size(body: bytes, content_type: str, limits: Limits) -> None:
+    """Refuse to send a body that whoever reads it would refuse."""
+    if len(body) > limits.body_bytes:
+        text = _too_big(len(body), limits).text
+        raise EncodeError(f"cannot write the value as {_NAMES[content_type]}: {text}")
 
 
 def decode(
@@ -175,31 +203,68 @@ def _too_big(size: int, limits: Limits) -> Refusal:
     )
 
 
-def _plain_for_msgpack(value: Any) -> Any:
-    """What to write for subclasses of plain types and for classes that say so themselves."""
+_SCALARS: Final = frozenset({str, int, float, bool, bytes, type(None)})
+_SEQUENCES: Final = frozenset({list, tuple})
+_PLAIN: Final = _SCALARS | _SEQUENCES | {dict}
+
+
+def _is_plain(value: Any, levels: int) -> bool:
+    """Whether there is nothing but plain types in `value`, nested no deeper than `levels`."""
+    level = [value]
+    for _ in range(levels + 1):
+        kinds = set(map(type, level))
+        if kinds <= _SCALARS:
+            return True
+        if not kinds <= _PLAIN:
+            return False
+        dicts = [one for one in level if type(one) is dict]
+        if dicts and not set(map(type, chain.from_iterable(dicts))) <= _SCALARS:
+            return False
+        others = [one for one in level if type(one) in _SEQUENCES]
+        level = [*chain.from_iterable(others), *chain.from_iterable(map(dict.values, dicts))]
+    return False
+
+
+def _plain(value: Any, levels: int) -> Any:
+    """`value` in plain types only; raises for what has none, or is nested beyond `levels`."""
+    kind = type(value)
+    if kind in _SCALARS:
+        return value
     reduce = getattr(value, "__json__", None)
     if reduce is not None:
-        return reduce()
+        return _plain(reduce(), levels)
+    if isinstance(value, list | tuple | dict):
+        if levels == 0:
+            raise ValueError("it is nested too deep: send a flatter value")
+        if isinstance(value, dict):
+            return {_plain_key(key): _plain(one, levels - 1) for key, one in value.items()}
+        return [_plain(one, levels - 1) for one in value]
     if isinstance(value, str):
         return str.__str__(value)
     plain: type[Any]
-    for plain in (int, float, bytes, dict, list, tuple):
+    for plain in (int, float, bytes):
         if isinstance(value, plain):
             return plain(value)
-    raise TypeError(f"{type(value).__name__} has no msgpack form")
+    raise TypeError(f"{kind.__name__} has no msgpack form: pass plain values, or use json")
 
 
-_pack: Final = msgspec.msgpack.Encoder(enc_hook=_plain_for_msgpack).encode
+def _plain_key(key: Any) -> Any:
+    if isinstance(key, tuple):  # read as a tuple again
+        return tuple(_plain_key(one) for one in key)
+    return _plain(key, 0)
+
+
+_pack: Final = msgspec.msgpack.Encoder().encode
 _unpack: Final = msgspec.msgpack.Decoder().decode
 
 
-def _dumps_msgpack(value: Any) -> bytes:
+def _dumps_msgpack(value: Any, limits: Limits) -> bytes:
     try:
-        return _pack(value)
+        if is_small_and_plain(value) or _is_plain(value, limits.depth):
+            return _pack(value)
+        return _pack(_plain(value, limits.depth))
     except Exception as exc:  # somebody's __json__ may raise anything
-        raise EncodeError(
-            f"cannot write {safe_repr(value, 80)} as msgpack: {exc}: pass plain values"
-        ) from exc
+        raise EncodeError(f"cannot write {safe_repr(value, 80)} as msgpack: {exc}") from exc
 
 
 def _loads_msgpack(data: bytes, limits: Limits) -> Any:

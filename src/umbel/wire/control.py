@@ -10,11 +10,21 @@ and what it returns can be used without another look: the types are right, the n
 the pattern can be matched, the address can be written to. `expires` is the moment after which
 nobody waits any more, in unix seconds of the sender's clock; 0 or nothing means that it never
 passes.
+
+Clocks of hosts differ, so Umbel's clients also write when they sent the request (`umbel_sent_at`).
+A node knows for how long a message can have waited unread at most: since it last looked for
+messages. If the send time lies in that span, the two clocks agree. If not, the sender's clock is
+off by the difference, and the message is as old as the node's own clock allows:
+
+| send time                   | age of the message        | a time of the sender is  |
+| --------------------------- | ------------------------- | ------------------------ |
+| none (Celery's clients)     | judged by `expires` alone | taken as it is           |
+| within the span             | now - send time           | taken as it is           |
+| before or after it          | at most the span          | moved by the difference  |
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, TypeGuard
 
@@ -25,6 +35,7 @@ from umbel.wire.content import EncodeError, as_bytes, decode, encode
 from umbel.wire.limits import UNKNOWN_MESSAGE, Limits, Refusal
 from umbel.wire.patterns import check_pattern, matches
 from umbel.wire.reprs import safe_repr
+from umbel.wire.signing import CHALLENGE, SENT_AT
 
 # A list of 50,000 revoked ids takes two megabytes; nothing is much bigger.
 CONTROL_LIMITS: Final = Limits(body_bytes=16 * 2**20)
@@ -74,7 +85,10 @@ class ReplyTo(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One command to nodes; `clock` and `expires` are from its headers."""
+    """One command to nodes; `clock`, `expires` and `sent_at` are from its headers.
+
+    `challenge` is a node's challenge that this request answers (`umbel.wire.signing`).
+    """
 
     method: str
     arguments: dict[str, Any] = {}
@@ -85,6 +99,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     reply_to: ReplyTo | None = None
     clock: int | None = None
     expires: float | None = None
+    sent_at: float | None = None
+    challenge: str | None = None
 
 
 class Written(NamedTuple):
@@ -109,7 +125,11 @@ def write_request(request: Request, serializer: str = "json") -> Written:
         message["ticket"] = request.ticket
         message["reply_to"] = msgspec.to_builtins(request.reply_to)
     encoded = encode(message, serializer)
-    headers = {"clock": request.clock or 0, "expires": request.expires or 0}
+    headers: dict[str, Any] = {"clock": request.clock or 0, "expires": request.expires or 0}
+    if request.sent_at is not None:
+        headers[SENT_AT] = request.sent_at
+    if request.challenge is not None:
+        headers[CHALLENGE] = request.challenge
     return Written(encoded.body, headers, encoded.content_type, encoded.content_encoding)
 
 
@@ -142,6 +162,7 @@ def read_request(
         reply_to=_reply_to(content.get("reply_to")),
         clock=_clock(known.get("clock")),
         expires=_expires(known.get("expires")),
+        sent_at=_sent_at(known.get(SENT_AT)),
     )
 
 
@@ -154,9 +175,29 @@ def is_for(request: Request, hostname: str) -> bool:
     return True
 
 
-def is_expired(request: Request, now: float, grace_s: float = 0.0) -> bool:
-    """Whether nobody waits any more; `grace_s` is by how much clocks may differ."""
-    return bool(request.expires) and now > (request.expires or 0) + grace_s
+def is_expired(
+    request: Request, now: float, grace_s: float = 0.0, *, waited_s: float | None = None
+) -> bool:
+    """Whether nobody waits for the reply any more; `grace_s` is by how much clocks may differ.
+
+    `waited_s` is how long the message can have waited unread; None if that is unknown.
+    """
+    if not request.expires:
+        return False
+    moved_s = clock_difference_s(request, now, waited_s, grace_s)
+    if not moved_s or request.sent_at is None or waited_s is None:
+        return now > request.expires + grace_s
+    return waited_s > request.expires - request.sent_at + grace_s
+
+
+def clock_difference_s(
+    request: Request, now: float, waited_s: float | None, tolerance_s: float
+) -> float:
+    """What to add to a time of the sender's clock to get one of ours; 0 while the two can agree."""
+    if request.sent_at is None or waited_s is None:
+        return 0.0
+    apart_s = now - request.sent_at
+    return 0.0 if -tolerance_s <= apart_s <= waited_s + tolerance_s else apart_s
 
 
 # -- replies ---------------------------------------------------------------------------------
@@ -292,6 +333,15 @@ def _clock(value: Any) -> int | None:
 def _expires(value: Any) -> float | None:
     if value is None:
         return None
-    if type(value) not in (int, float) or not math.isfinite(value) or abs(value) > _CLOCK_MAX:
+    if not _is_time(value):
         raise _refusal("expires", value, "a time in seconds")
     return float(value) if value else None
+
+
+def _sent_at(value: Any) -> float | None:
+    """A send time that is not a time is a missing one, as in the messages of Celery's clients."""
+    return float(value) if _is_time(value) else None
+
+
+def _is_time(value: Any) -> bool:
+    return type(value) in (int, float) and -_CLOCK_MAX <= value <= _CLOCK_MAX

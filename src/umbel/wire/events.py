@@ -7,8 +7,10 @@ has one, is a clock; its sequence number and incarnation, if it has them, are nu
 task has its id. A null clock is a missing one. Fields that nobody knows are kept: they belong to
 users and to other versions.
 
-Umbel adds `seq`, which counts the events of one *incarnation* (one life of one process), and `inc`,
-which names it. Gaps in `seq` make every lost event visible. Celery's monitors ignore both.
+Umbel adds `inc`, which names one life of a worker or client (its *incarnation*), and `seq`, which
+numbers the events of one sender. Senders that speak for a life which is not their own, such as the
+tasks of a pool process, name their series of numbers: `umbel_series`. Gaps in a series make every
+lost event visible. Celery's monitors ignore all three.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import msgspec
 from umbel.wire.compression import decompress
 from umbel.wire.content import as_bytes, decode
 from umbel.wire.event_forms import TaskForm, as_event
+from umbel.wire.jsontext import EncodeError, dumps_json
 from umbel.wire.limits import Limits, Refusal
 from umbel.wire.reprs import safe_repr
 
@@ -65,7 +68,12 @@ def routing_key(kind: str) -> str:
 
 
 def encode(events: Event | TaskForm | Sequence[Event | TaskForm]) -> bytes:
-    """One event or a list of them; what JSON cannot hold is replaced, never refused."""
+    """One event or a list of them; what JSON cannot hold is replaced, never refused.
+
+    The action of an election is what will be carried out, so it is written as it is.
+    """
+    if type(events) is dict and events.get("type") == "worker-elect":
+        events = {**events, "action": _exactly(events.get("action"))}
     try:
         return _encoder.encode(events)
     except (UnicodeEncodeError, TypeError, ValueError, OverflowError, RecursionError):
@@ -96,6 +104,34 @@ def read(
     except Refusal as refusal:
         return Reading([], [refusal.reason])
     return sort_out(content)
+
+
+def refused_sample(
+    reason: str,
+    body: Any,
+    content_type: Any,
+    content_encoding: Any,
+    *,
+    accept: frozenset[str],
+    compression: Any = None,
+    limits: Limits = EVENT_LIMITS,
+) -> Any:
+    """What `read` refuses in this message for that reason: an event, or all of the message."""
+    if not isinstance(content_type, str):
+        return body
+    try:
+        content = open_body(
+            body,
+            content_type,
+            content_encoding,
+            accept=accept,
+            compression=compression,
+            limits=limits,
+        )
+    except Refusal:
+        return body
+    several = content if type(content) is list else [content]
+    return next((one for one in several if check(one) == reason), content)
 
 
 def open_body(
@@ -159,7 +195,7 @@ def check(event: Any) -> str:
 
 
 def _check_numbers(event: Mapping[str, Any]) -> str:
-    for name in ("pid", "seq", "inc"):
+    for name in ("pid", "seq", "inc", "umbel_series"):
         value = event.get(name, 0)
         if type(value) is not int or not 0 <= value < _EXACT:
             if name == "pid" and value is None:
@@ -189,6 +225,8 @@ def _plain(value: Any, depth: int) -> Any:
         return int(value) if -(2**63) <= value < 2**64 else safe_repr(value, 64)
     if depth == 0:
         return "..."
+    if isinstance(value, msgspec.Raw):
+        return value
     if isinstance(value, TaskForm):
         value = as_event(value)
     if isinstance(value, Mapping):
@@ -196,6 +234,13 @@ def _plain(value: Any, depth: int) -> Any:
     if isinstance(value, (list, tuple, set, frozenset)):
         return [_plain(item, depth - 1) for item in value]
     return safe_repr(value)
+
+
+def _exactly(action: Any) -> Any:
+    try:
+        return msgspec.Raw(dumps_json(action))
+    except EncodeError:
+        return action
 
 
 def _key(key: Any) -> str:

@@ -1,7 +1,7 @@
 """Exceptions as stored results, and back.
 
-Out: the class by module and qualified name, and the arguments, each as it is or as its repr.
-Our own classes carry the names under which peers know them.
+Out: the class by module and qualified name, and the arguments, each as it is, or as its repr if the
+serializer cannot carry it. Our own classes carry the names under which peers know them.
 
 In: a stored failure is data from somebody else, so reading it imports nothing and calls
 nothing but an exception class that is already loaded. Names are looked up in the dictionaries
@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from umbel import exceptions
 from umbel.exceptions import SecurityError, TaskError
-from umbel.wire.jsontext import dumps_json
+from umbel.wire.content import encode
 from umbel.wire.reprs import safe_repr
 
 _CELERY: Final = "celery.exceptions"
@@ -59,13 +59,13 @@ class UnknownFailure(TaskError):
     """Stands for an exception whose class is not loaded here; subclasses carry its name."""
 
 
-def encode_failure(exc: BaseException) -> dict[str, Any]:
+def encode_failure(exc: BaseException, serializer: str = "json") -> dict[str, Any]:
     """The stored form of an exception; never raises because of what it holds."""
     kind = type(exc)
     module, name = _PEER_NAMES.get(kind) or (kind.__module__, kind.__qualname__)
     return {
         "exc_type": name,
-        "exc_message": [_storable(value) for value in _arguments(exc)],
+        "exc_message": [_storable(value, serializer) for value in _arguments(exc)],
         "exc_module": module,
     }
 
@@ -93,9 +93,9 @@ def _arguments(exc: BaseException) -> Sequence[Any]:
         return (safe_repr(exc),)
 
 
-def _storable(value: Any) -> Any:
+def _storable(value: Any, serializer: str) -> Any:
     try:
-        dumps_json(value)
+        encode(value, serializer)
     except Exception:  # noqa: BLE001 - an argument may raise anything when it is looked at
         return safe_repr(value)
     return value

@@ -4,6 +4,11 @@ Out, `datetime`, `date`, `time`, `Decimal`, `UUID` and `bytes` become
 `{"__type__": T, "__value__": V}`; a method `__json__` may offer a replacement; NaN and the
 infinities are written as Python writes them. In, the same is undone.
 
+What is read equals what was written, except that tuples become lists and keys that are not text
+become text, as with Python's `json`. A value that would come back as another one, or be refused by
+whoever reads it, is an `EncodeError` for whoever writes it: a mapping that looks like a wrapping,
+two keys with one text, two halves of a surrogate pair, a value beyond the limits.
+
 Reading takes a fast path that handles everything usual, and falls back to a slower one for
 what only Python's dialect knows (NaN, lone surrogates), for wrapped values and for long runs
 of digits. Both paths give the same values. Depth and digits are bounded, and whatever goes
@@ -14,10 +19,12 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Callable
 from datetime import date, datetime, time
 from decimal import Decimal
 from functools import lru_cache
+from itertools import chain
 from math import isfinite
 from typing import Any, Final
 from uuid import UUID
@@ -38,6 +45,14 @@ from umbel.wire.reprs import safe_repr
 
 _CONTAINERS: Final = frozenset({list, dict, tuple})
 _PLAIN: Final = frozenset({str, int, bool, type(None)})
+_TEXT_ONLY: Final = frozenset({str})
+_WRAPPING: Final = frozenset({"__type__", "__value__"})
+_WRAPPING_BYTES_MIN: Final = len('{"__type__":1,"__value__":1}')
+_PLAIN_KINDS: Final = _PLAIN | _CONTAINERS | {float}
+_SEQUENCES: Final = (list, tuple)
+_NESTING: Final = (list, tuple, dict)
+# Read back, these two are one character.
+_SURROGATE_PAIR: Final = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 # Beyond this, looking at every value first costs more than the faster encoder saves.
 _PLAIN_COUNT_MAX: Final = 24
 _PLAIN_LEVELS_MAX: Final = 3
@@ -50,22 +65,25 @@ class EncodeError(UmbelError, TypeError, ValueError):
     """A value cannot be written in the chosen serializer; the text says which and why."""
 
 
-def dumps_json(value: Any) -> bytes:
-    """`value` as JSON that peers read; raises `EncodeError` when it has no such form."""
-    if _is_plain(value):
-        try:
-            return _encode_fast(value)
+def dumps_json(value: Any, limits: Limits = DEFAULT_LIMITS) -> bytes:
+    """`value` as JSON that peers read as the same; raises `EncodeError` when it has no such form.
+
+    `limits` are those of whoever will read it.
+    """
+    body = None
+    if is_small_and_plain(value) or _is_plain_throughout(value, limits):
+        try:  # noqa: SIM105 - which takes longer than most values
+            body = _encode_fast(value)
         except (ValueError, OverflowError):
-            pass  # integers beyond 64 bits and lone surrogates are for the other encoder
-    try:
-        return _encoder.encode(value).encode("ascii")
-    except (TypeError, ValueError, RecursionError) as exc:
-        raise EncodeError(
-            f"cannot write {safe_repr(value, 80)} as json: {exc}:"
-            " pass plain values, or give the class a __json__ method"
-        ) from exc
-    except Exception as exc:  # raised by somebody's __json__
-        raise EncodeError(f"cannot write {safe_repr(value, 80)} as json: {exc!r}") from exc
+            pass  # lone surrogates are for the other encoder
+    if body is None:
+        body = _dumps_slowly(value)
+    size = len(body)
+    if size >= _WRAPPING_BYTES_MIN and b"__type__" in body:
+        _check_wrappings(value)
+    if size > limits.integer_digits:
+        _check_digits(value, body, limits)
+    return body
 
 
 def loads_json(data: bytes, limits: Limits = DEFAULT_LIMITS) -> Any:
@@ -125,8 +143,8 @@ def undecodable(what: str, why: object) -> Refusal:
     return Refusal(UNDECODABLE, f"the body is not valid {what}: {str(why)[:200]}")
 
 
-def _is_plain(value: Any, levels: int = _PLAIN_LEVELS_MAX) -> bool:
-    """Whether both encoders agree on `value`: small, shallow, of plain types and finite floats."""
+def is_small_and_plain(value: Any, levels: int = _PLAIN_LEVELS_MAX) -> bool:
+    """Whether all encoders agree on `value`: small, shallow, of plain types and finite floats."""
     kind = type(value)
     if kind is dict:
         if len(value) > _PLAIN_COUNT_MAX or not levels:
@@ -141,8 +159,8 @@ def _is_plain(value: Any, levels: int = _PLAIN_LEVELS_MAX) -> bool:
         items = value
     else:
         return kind in _PLAIN or (kind is float and isfinite(value))
-    for item in items:  # noqa: SIM110 - a generator costs more than the walk
-        if type(item) not in _PLAIN and not _is_plain(item, levels - 1):
+    for item in items:
+        if type(item) not in _PLAIN and not is_small_and_plain(item, levels - 1):
             return False
     return True
 
@@ -201,11 +219,98 @@ def _loads_slowly(data: bytes, limits: Limits) -> Any:
         raise undecodable("json", exc) from None
 
 
+def _is_plain_throughout(value: Any, limits: Limits) -> bool:
+    """The same for a value of any size; refuses what is not read as it is.
+
+    Looks at the types of all values of one level at a time, which takes less time than to look at
+    each value, and less than the faster encoder saves.
+    """
+    level, is_plain = [value], type(value) in _CONTAINERS
+    for _ in range(limits.depth):
+        dicts = [one for one in level if isinstance(one, dict)]
+        if dicts and not set(map(type, chain.from_iterable(dicts))) <= _TEXT_ONLY:
+            is_plain = False
+            for mapping in dicts:
+                _check_keys(mapping)
+        others = [one for one in level if isinstance(one, _SEQUENCES)]
+        members = [*chain.from_iterable(others), *chain.from_iterable(map(dict.values, dicts))]
+        kinds = set(map(type, members))
+        if not kinds <= _PLAIN_KINDS:
+            is_plain = False
+        elif float in kinds and is_plain:
+            is_plain = all(map(isfinite, [one for one in members if type(one) is float]))
+        nested = {kind for kind in kinds if issubclass(kind, _NESTING)}
+        if not nested:
+            return is_plain
+        level = [one for one in members if type(one) in nested]
+    raise _refused(value, too_deep(limits).text)
+
+
+def _dumps_slowly(value: Any) -> bytes:
+    try:
+        text = _encoder.encode(value)
+        try:
+            return text.encode("utf-8")
+        except UnicodeEncodeError:
+            if _SURROGATE_PAIR.search(text):
+                raise ValueError(
+                    "it has both halves of a surrogate pair: write one character instead"
+                ) from None
+        return _ascii_encoder.encode(value).encode("ascii")
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise _refused(
+            value, f"{exc}: pass plain values, or give the class a __json__ method"
+        ) from exc
+    except Exception as exc:  # raised by somebody's __json__
+        raise _refused(value, repr(exc)) from exc
+
+
+def _check_digits(value: Any, body: bytes, limits: Limits) -> None:
+    """Refuse integers of more digits than are read."""
+    if _has_long_digit_run(body, limits.integer_digits):
+        try:
+            _loads_slowly(body, limits)
+        except Refusal as refusal:
+            raise _refused(value, refusal.text) from None
+
+
+def _check_wrappings(value: Any) -> None:
+    """Refuse a mapping that looks like a wrapped value."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            if one.keys() == _WRAPPING:
+                raise _refused(
+                    one,
+                    "readers take a mapping of just __type__ and __value__ for a wrapped value:"
+                    " add another key, or rename one",
+                )
+            waiting += one.values()
+        elif isinstance(one, _SEQUENCES):
+            waiting += one
+
+
+def _check_keys(mapping: dict[Any, Any]) -> None:
+    """Refuse a mapping two keys of which become the same text."""
+    if len({_key_text(key) for key in mapping}) < len(mapping):
+        raise _refused(mapping, "two of its keys become the same text: use text as keys")
+
+
+def _key_text(key: Any) -> Any:
+    """The text that Python's JSON makes of a key; the encoder refuses those that have none."""
+    return json.dumps(key) if key is None or isinstance(key, int | float) else key
+
+
+def _refused(value: Any, why: str) -> EncodeError:
+    return EncodeError(f"cannot write {safe_repr(value, 80)} as json: {why}")
+
+
 def _wrap(value: Any) -> Any:
     """What the encoder writes for a value that JSON does not know."""
     reduce = getattr(value, "__json__", None)
     if reduce is not None:
-        return reduce()
+        return _replacement(reduce())
     for kind, name, write in _WRITERS:
         if isinstance(value, kind):
             return {"__type__": name, "__value__": write(value)}
@@ -217,6 +322,15 @@ def _wrap(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
+def _replacement(value: Any) -> Any:
+    """What a `__json__` has returned; it may be a wrapping, of a type that readers know."""
+    is_wrapping = isinstance(value, dict) and value.keys() == _WRAPPING
+    if not (is_wrapping and value["__type__"] in _READERS):
+        _check_wrappings(value)
+        _is_plain_throughout(value, DEFAULT_LIMITS)
+    return value
+
+
 def _unwrap(found: dict[str, Any]) -> Any:
     """The value behind a wrapping; any other mapping as it is."""
     if len(found) != 2 or "__type__" not in found or "__value__" not in found:
@@ -226,6 +340,13 @@ def _unwrap(found: dict[str, Any]) -> Any:
     if read is None:
         raise ValueError(f"unknown __type__ {safe_repr(kind, 80)}")
     return read(found["__value__"])
+
+
+def _write_moment(value: datetime | time) -> str:
+    offset = value.utcoffset()
+    if offset is not None and offset.microseconds:
+        raise ValueError(f"an offset of {offset} is not read back: use whole seconds")
+    return value.isoformat()
 
 
 def _read_uuid(value: Any) -> UUID:
@@ -246,13 +367,14 @@ def _read_decimal(value: Any) -> Decimal:
     return Decimal(value)
 
 
-_encoder: Final = json.JSONEncoder(separators=(",", ":"), default=_wrap)
+_encoder: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_wrap)
+_ascii_encoder: Final = json.JSONEncoder(separators=(",", ":"), default=_wrap)
 
 # A datetime is a date too, so it has to be asked for first.
 _WRITERS: Final[tuple[tuple[type, str, Callable[[Any], Any]], ...]] = (
-    (datetime, "datetime", datetime.isoformat),
+    (datetime, "datetime", _write_moment),
     (date, "date", date.isoformat),
-    (time, "time", time.isoformat),
+    (time, "time", _write_moment),
     (Decimal, "decimal", str),
     (UUID, "uuid", _write_uuid),
 )

@@ -13,9 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from umbel.wire.compression import compress
-from umbel.wire.content import JSON, encode, serializer_type
+from umbel.wire.content import JSON, check_size, encode, serializer_type
 from umbel.wire.jsontext import dumps_json
+from umbel.wire.limits import DEFAULT_LIMITS, Limits
 from umbel.wire.reprs import safe_repr
 
 _NO_EMBED: Final = dict.fromkeys(("callbacks", "errbacks", "chain", "chord"))
@@ -57,7 +60,8 @@ class TaskWriter:
     """Writes protocol 2 messages of calls that have all this in common; threads may share it."""
 
     __slots__ = (
-        "_common", "_compression", "_content_type", "_letterheads", "_name", "address",
+        "_common", "_compression", "_content_type", "_inner", "_letterheads", "_limits", "_name",
+        "address",
     )  # fmt: skip
 
     def __init__(
@@ -72,9 +76,12 @@ class TaskWriter:
         origin: str | None = None,
         ignore_result: bool | None = None,
         address: tuple[str, str] = ("", ""),
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        """`address` is where the messages go: exchange and routing key."""
+        """`address` is where the messages go: exchange and routing key; `limits` hold there."""
         self._name = name
+        self._limits = limits
+        self._inner = msgspec.structs.replace(limits, depth=limits.depth - 1)  # within the body
         self.address = address
         self._content_type = serializer_type(serializer)
         self._compression = compression
@@ -115,12 +122,15 @@ class TaskWriter:
         if type(kwargs) is not dict or not isinstance(args, (list, tuple)):
             check_arguments(self._name, args, kwargs)
         if embed is None and self._content_type == JSON:
-            named = dumps_json(kwargs) if kwargs else b"{}"
-            body = b"[%b,%b,%b]" % (dumps_json(args), named, _NO_EMBED_JSON)
+            inner = self._inner
+            named = dumps_json(kwargs, inner) if kwargs else b"{}"
+            body = b"[%b,%b,%b]" % (dumps_json(args, inner), named, _NO_EMBED_JSON)
             content_type, content_encoding = JSON, "utf-8"
+            if len(body) > self._limits.body_bytes:
+                check_size(body, JSON, self._limits)
         else:
             whole = (args, kwargs, _NO_EMBED if embed is None else embed)
-            body, content_type, content_encoding = encode(whole, self._content_type)
+            body, content_type, content_encoding = encode(whole, self._content_type, self._limits)
         if self._compression:
             body, own["compression"] = compress(body, self._compression)
         shape = tuple(own)

@@ -1,10 +1,15 @@
-"""What of a task's arguments may be shown in headers, events and logs.
+"""What of a task's arguments, results and errors may be shown in headers, events and logs.
 
 A value is hidden because of the name it stands under: a keyword, a parameter of the task for a
 positional argument, a key of a mapping inside of either, a field of a named tuple. It shows as
 `'**'`; None, True and False are no secrets. A call inside of the arguments, as in a chord or a
 map, follows the rules of its own task. An object whose own repr names a secret is hidden whole.
-What a text *says* is not looked into, and errors are shown as they are.
+
+The finished text is then searched for passwords of addresses and for what other people's words name
+as a secret (`secret_texts`). The text of a result or an error also loses the secret arguments of
+its task wherever it repeats them. Of an error in a task that hides everything (`redact=True`) only
+its kind and place remain. Only texts are changed: the message and the stored result keep the
+values, as the task and its caller need them.
 
 Names are compared by words, whatever their case: `token` is in `access_token`, `accessToken`,
 `X-Token` and `tokens`, and not in `tokenizer`. A name with `*`, `?` or `[` is a pattern for the
@@ -27,12 +32,11 @@ Nothing here raises because of a value, and no more is looked at than can be sho
 
 from __future__ import annotations
 
-import re
+import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from fnmatch import translate
 from functools import lru_cache
 from inspect import Parameter, Signature
 from itertools import islice
@@ -41,6 +45,7 @@ from uuid import UUID
 
 from umbel.wire.masking import MASK
 from umbel.wire.reprs import safe_repr
+from umbel.wire.secret_texts import Names, secret_names
 
 DEFAULT_NAMES: Final = (
     "*passwd*", "*password*", "access_key", "api_key", "auth", "authorization", "card_number",
@@ -57,21 +62,14 @@ PEER_CHARS_MAX: Final = 4096
 
 Switch = bool | Iterable[str] | None
 
-_PLAIN: Final = frozenset(
-    {str, bytes, int, float, bool, type(None), datetime, date, time, timedelta, Decimal, UUID}
+_WITHOUT_TEXT: Final = frozenset(
+    {int, float, bool, type(None), datetime, date, time, timedelta, Decimal, UUID}
 )
+_PLAIN: Final = _WITHOUT_TEXT | {str, bytes}
 _LISTS: Final = (list, tuple, set, frozenset)
-_SEQUENCES: Final = frozenset({tuple, list})
+_USUAL: Final = frozenset({dict, list, tuple})
 _EMPTY: Final = frozenset({"()", "[]", "{}", ""})
 _PYTHON: Final = frozenset({"py", None})
-# `'name': value` and `name=value`, unless the value is hidden already or tells nothing.
-_KEYED: Final = re.compile(
-    r"""(?:'([^'\\]{1,128})'|"([^"\\]{1,128})")\s*:(?!\s*(?:['"]\*\*|(?:None|True|False)\b))"""
-)
-_ASSIGNED: Final = re.compile(r"""\b([^\W\d]\w{0,127})=(?!['"]\*\*|(?:None|True|False)\b)""")
-_WORD_ENDS: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[\W_]+")
-_NAMES_REMEMBERED_MAX: Final = 10_000
-_NAME_CHARS_REMEMBERED_MAX: Final = 128
 _FEW: Final = 32
 _SHORT: Final = 256
 _SHOWN: Final = 2**64
@@ -81,6 +79,18 @@ _CUT: Final = "..."
 _STEM_CHARS_MIN: Final = 64
 # So much of the beginning of a secret gives it away.
 _BEGIN_CHARS: Final = 6
+# Shorter ones are in too many texts to be looked for.
+_REPEATED_CHARS_MIN: Final = 4
+_REPEATED_MAX: Final = 100
+# Fields of events that others are found by.
+_ABOUT: Final = frozenset(
+    {"type", "hostname", "timestamp", "clock", "pid", "seq", "utcoffset", "sync", "uuid", "name",
+     "root_id", "parent_id", "retries", "eta", "expires", "queue", "exchange", "routing_key",
+     "runtime", "terminated", "signum", "expired", "requeue", "freq", "active", "processed",
+     "loadavg", "sw_ident", "sw_ver", "sw_sys", "id", "topic", "cver", "action"}
+)  # fmt: skip
+_FIELD_VALUES_MAX: Final = 100_000
+_FIELD_DEPTH_MAX: Final = 16
 
 
 class Header(Protocol):
@@ -103,12 +113,13 @@ class Redaction:
     ) -> None:
         """`switch` is what the task itself says; `find` gives the rules of another task."""
         self.names, self.switch = names, switch
-        self.hides_all = self.hides_result = switch is True
+        self.hides_all = switch is True
         more = tuple(switch) if isinstance(switch, _LISTS) else ()
         self.secret = secret_names(() if switch is False else (*names, *more))
         self.shows_all = not self.secret and not self.hides_all
         self._places, self._rest_from = _places_in(signature, self.secret)
         self.hides_places = self.hides_all or bool(self._places) or self._rest_from is not None
+        self._takes_secrets = self.hides_places or _takes_by_name(signature, self.secret)
         self.find = find
 
     def args_repr(self, args: Any) -> str:
@@ -127,7 +138,7 @@ class Redaction:
             else:
                 text = repr(args)
                 if len(text) <= CHARS_MAX:
-                    return text
+                    return self.secret.masked(text) if "=" in text or ":" in text else text
         return self._text(args, HIDDEN_ARGS)[0]
 
     def kwargs_repr(self, kwargs: Any) -> str:
@@ -160,36 +171,104 @@ class Redaction:
                 return args or "", kwargs or ""
             return _hidden(args, HIDDEN_ARGS), _hidden(kwargs, HIDDEN_KWARGS)
 
+    def result_repr(
+        self, value: Any, chars_max: int = CHARS_MAX, args: Any = (), kwargs: Any = None
+    ) -> str:
+        """The text of what a task called with these arguments has returned."""
+        if self.hides_all:
+            return HIDDEN_RESULT
+        text = self._usual_result(value)
+        if not text or len(text) > chars_max:
+            text = self._text(value, HIDDEN_RESULT, chars_max)[0]
+        if self._takes_secrets and (self.hides_places or kwargs):
+            text = _without(text, self.secrets_of(args, kwargs))
+        return text
+
+    def error_repr(self, exc: Any, secrets: Iterable[str] = ()) -> str:
+        """The text of an error, without the `secrets_of` the call that it ended."""
+        if self.hides_all:
+            return f"{type(exc).__name__}({HIDDEN_RESULT})"
+        return self.text(safe_repr(exc), secrets)
+
+    def text(self, text: str, secrets: Iterable[str] = ()) -> str:
+        """A text about a call, such as a traceback, without `secrets_of` it and all others."""
+        return _without(self.secret.masked(text), secrets)
+
+    def secrets_of(self, args: Any, kwargs: Any) -> list[str]:
+        """The secrets among these arguments as texts, to be kept out of other texts."""
+        if self.shows_all:
+            return []
+        look = _Look(self)
+        try:
+            look.arguments(args)
+            look.value(kwargs, DEPTH_MAX)
+        except Exception:  # noqa: BLE001 - somebody else's mapping
+            look.secrets.append((args, kwargs))
+        return list(islice(_leaves(look.secrets, DEPTH_MAX), _REPEATED_MAX))
+
+    def fields(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of an event of somebody's own making, still as values."""
+        if self.shows_all:
+            return dict(given)
+        if self.hides_all:
+            return dict.fromkeys(given, MASK)
+        look = _Look(self, _FIELD_VALUES_MAX, sys.maxsize)
+        try:
+            return dict(look.value(given, _FIELD_DEPTH_MAX))
+        except Exception:  # noqa: BLE001 - somebody else's mapping
+            return dict.fromkeys(given, MASK)
+
     def hides_place(self, place: int) -> bool:
         """Whether the positional argument at this place is secret."""
         return place in self._places or (self._rest_from is not None and place >= self._rest_from)
 
-    def _text(self, value: Any, hidden: str) -> tuple[str, list[Any]]:
+    def _usual_result(self, value: Any) -> str:
+        """The text of a usual result, which is looked at once; empty for others."""
+        kind = type(value)
+        if kind is str:
+            if len(value) > _SHORT:
+                return ""
+            text = repr(value)
+            return self.secret.masked(text) if "=" in text or ":" in text else text
+        if kind in _SCALARS or (kind is int and -_SHOWN < value < _SHOWN):
+            return repr(value)
+        return ""
+
+    def _text(self, value: Any, hidden: str, chars_max: int = CHARS_MAX) -> tuple[str, list[Any]]:
         """The text of a value, and the secrets that are not in it."""
-        if self.shows_all or not value or self._is_harmless(value):
-            return safe_repr(value, CHARS_MAX, DEPTH_MAX), []
+        if self.shows_all or not value:
+            return safe_repr(value, chars_max, DEPTH_MAX), []
         if self.hides_all:
             return hidden, [value]
-        look = _Look(self)
+        if not (hidden is HIDDEN_ARGS and self.hides_places) and self._is_harmless(value):
+            return safe_repr(value, chars_max, DEPTH_MAX), []
+        look = _Look(self, chars_max)
         try:
             shown = look.arguments(value) if hidden is HIDDEN_ARGS else look.value(value, DEPTH_MAX)
         except Exception:  # noqa: BLE001 - somebody else's mapping
             return hidden, [value]
-        return safe_repr(shown, CHARS_MAX, DEPTH_MAX), look.secrets
+        return safe_repr(shown, chars_max, DEPTH_MAX), look.secrets
 
-    def _is_harmless(self, value: Any) -> bool:
-        """Whether these are the usual arguments, few and flat, with nothing to hide."""
-        if self.hides_all:
+    def _is_harmless(self, value: Any, depth: int = DEPTH_MAX) -> bool:
+        """Whether these are the usual values, few and of usual types, with nothing to hide."""
+        kind = type(value)
+        if kind not in _USUAL or len(value) > _FEW >> (DEPTH_MAX - depth):
             return False
-        if type(value) is dict and len(value) <= _FEW:
-            for name, item in value.items():
-                if type(item) not in _PLAIN or type(name) is not str or name in self.secret:
+        if kind is dict:
+            if self.find is not None and "task" in value:
+                return False  # perhaps a call, which has rules of its own
+            for name in value:
+                if type(name) is not str or "=" in name or ":" in name or name in self.secret:
                     return False
-            return True
-        if self.hides_places or type(value) not in _SEQUENCES or len(value) > _FEW:
-            return False
-        for item in value:  # noqa: SIM110 - a generator costs more than the walk
-            if type(item) not in _PLAIN:
+            value = value.values()
+        for item in value:
+            kind = type(item)
+            if kind is str:
+                if len(item) > _SHORT or (
+                    ("=" in item or ":" in item) and self.secret.masked(item) is not item
+                ):
+                    return False
+            elif kind not in _WITHOUT_TEXT and not (depth and self._is_harmless(item, depth - 1)):
                 return False
         return True
 
@@ -200,8 +279,8 @@ class Redaction:
         return (
             (self.hides_places and args not in _EMPTY)
             or header.lang not in _PYTHON  # who knows how that writes a mapping
-            or self.secret.in_text(args)
-            or self.secret.in_text(kwargs)
+            or self.secret.masked(args) is not args
+            or self.secret.masked(kwargs) is not kwargs
             or (self.find is not None and ("'task'" in kwargs or "'task'" in args))
         )
 
@@ -214,7 +293,7 @@ class Redaction:
             return ours
         if _is_alike(told, safe_repr(value, CHARS_MAX, DEPTH_MAX)):
             return ours
-        return hidden if any(_is_told(secret, told) for secret in secrets) else told
+        return hidden if any(_is_told(one, told) for one in secrets) else self.secret.masked(told)
 
 
 @lru_cache(maxsize=64)
@@ -225,11 +304,35 @@ def by_name(names: tuple[str, ...]) -> Redaction:
 
 def redacted_repr(value: Any, max_chars: int) -> str:
     """The text of a value that nothing is known about: the usual names are hidden."""
-    look = _Look(by_name(DEFAULT_NAMES))
-    try:
-        return safe_repr(look.value(value, DEPTH_MAX), max_chars, DEPTH_MAX)
-    except Exception:  # noqa: BLE001 - somebody else's mapping
-        return HIDDEN_RESULT
+    return by_name(DEFAULT_NAMES).result_repr(value, max_chars)
+
+
+def redacted_text(text: str) -> str:
+    """A text that nothing is known about: the usual names are hidden."""
+    return by_name(DEFAULT_NAMES).text(text)
+
+
+def redact_event(event: dict[str, Any], rules: Redaction) -> None:
+    """Hide, in place, the secrets of an event that is to be shown or kept.
+
+    Umbel's own senders, known by `inc`, have done so as their tasks want it; only what is to be
+    done after an election had to travel whole. What an event is about stays as it is, or nothing
+    would fit together any more.
+    """
+    if "action" in event:
+        event["action"] = _shown_action(event["action"], rules)
+    if "inc" not in event:
+        given = {name: event.pop(name) for name in event.keys() - _ABOUT}
+        event.update(rules.fields(given))
+
+
+def _shown_action(action: Any, rules: Redaction) -> Any:
+    """Of a call only which task it is of, and its id: nobody knows here what it is called with."""
+    if not isinstance(action, Mapping):
+        return rules.fields({"action": action})["action"]
+    options = action.get("options")
+    task_id = options.get("task_id") if isinstance(options, Mapping) else None
+    return {"task": action.get("task"), "options": {"task_id": task_id}}
 
 
 def fault_of(switch: Any) -> str:
@@ -241,44 +344,6 @@ def fault_of(switch: Any) -> str:
     return "give True (hide all), False (hide nothing), or names such as ('card', 'cvc')"
 
 
-class Names:
-    """Tells secret names from others."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        given = list(names)
-        words = {_words(name).replace("_", "_?") for name in given if not _is_pattern(name)}
-        any_word = "|".join(sorted(words - {""}))
-        rules = [f"(?:.*_)?(?:{any_word})s?[0-9]*(?:_.*)?\\Z"] if any_word else []
-        rules += [translate(n.casefold().replace("-", "_")) for n in given if _is_pattern(n)]
-        self._rule = re.compile("|".join(rules), re.DOTALL) if rules else None
-        self._known: dict[str, bool] = {}
-
-    def __bool__(self) -> bool:
-        return self._rule is not None
-
-    def __contains__(self, name: str) -> bool:
-        known = self._known.get(name)
-        if known is None:
-            known = self._rule is not None and bool(self._rule.match(_words(name)))
-            if len(self._known) >= _NAMES_REMEMBERED_MAX:
-                self._known.clear()
-            if len(name) <= _NAME_CHARS_REMEMBERED_MAX:
-                self._known[name] = known
-        return known
-
-    def in_text(self, text: str) -> bool:
-        """Whether a text seems to tell what stands under a secret name."""
-        if ":" in text and any((a or b) in self for a, b in _KEYED.findall(text)):
-            return True
-        return "=" in text and any(name in self for name in _ASSIGNED.findall(text))
-
-
-@lru_cache(maxsize=256)
-def secret_names(names: tuple[str, ...]) -> Names:
-    """Prepared once for all tasks that share them."""
-    return Names(names)
-
-
 class _Look:
     """One look at some arguments; what is secret is replaced in a copy of what holds it.
 
@@ -286,18 +351,24 @@ class _Look:
     fill it, however short they are.
     """
 
-    __slots__ = ("left", "rules", "secrets")
+    __slots__ = ("left", "rules", "secrets", "text_chars_max")
 
-    def __init__(self, rules: Redaction) -> None:
+    def __init__(
+        self, rules: Redaction, left: int = CHARS_MAX, text_chars_max: int | None = None
+    ) -> None:
         self.rules = rules
-        self.left = CHARS_MAX
+        self.left = left
+        # The rest of a text cannot be shown.
+        self.text_chars_max = 2 * left if text_chars_max is None else text_chars_max
         self.secrets: list[Any] = []
 
     def value(self, value: Any, depth: int) -> Any:
         """`value` without secrets: itself where it has none."""
         self.left -= 1
-        if type(value) in _PLAIN:
+        if type(value) in _WITHOUT_TEXT:
             return value
+        if isinstance(value, (str, bytes)):
+            return self._searched(value)
         if self.left < 0:
             return ...  # the text is full before it
         if isinstance(value, Mapping):
@@ -307,10 +378,22 @@ class _Look:
             if isinstance(fields, tuple):
                 return self._items(value, depth, lambda place: fields[place] in self.rules.secret)
             return self._items(value, depth)
-        if not isinstance(value, (str, bytes, int, float)):
+        if not isinstance(value, (int, float)):
             text = safe_repr(value, CHARS_MAX, DEPTH_MAX)
-            if self.rules.secret.in_text(text):
+            if self.rules.secret.masked(text) is not text:
                 return self._hide(value)
+        return value
+
+    def _searched(self, value: Any) -> Any:
+        """A text without the secrets in it; whatever else as it is."""
+        if isinstance(value, str):
+            text = value[: self.text_chars_max]
+            found = self.rules.secret.masked(text)
+            return found if found is not text else value
+        if isinstance(value, bytes):
+            text = value[: self.text_chars_max].decode("latin-1")
+            found = self.rules.secret.masked(text)
+            return found.encode("latin-1") if found is not text else value
         return value
 
     def arguments(self, value: Any, depth: int = DEPTH_MAX) -> Any:
@@ -345,8 +428,9 @@ class _Look:
                 new = self._hide(item)
             else:
                 new = self.value(item, depth - 1)
-            changed = changed or new is not item
-            made[key] = new
+            shown = self._searched(key)
+            changed = changed or new is not item or shown is not key
+            made[shown] = new
         return made if changed else value
 
     def _rules_of_call(self, value: Mapping[Any, Any]) -> Redaction | None:
@@ -390,12 +474,47 @@ def _places_in(signature: Signature | None, secret: Names) -> tuple[frozenset[in
     return frozenset(places), rest_from
 
 
-def _is_pattern(name: str) -> bool:
-    return any(sign in name for sign in "*?[")
+def _takes_by_name(signature: Signature | None, secret: Names) -> bool:
+    """Whether secrets may come as keywords."""
+    if not secret:
+        return False
+    parameters = () if signature is None else signature.parameters.values()
+    return signature is None or any(
+        one.kind is Parameter.VAR_KEYWORD or one.name in secret for one in parameters
+    )
 
 
-def _words(name: str) -> str:
-    return _WORD_ENDS.sub("_", name[:CHARS_MAX]).casefold().strip("_")
+def _leaves(values: Iterable[Any], depth: int) -> Iterator[str]:
+    """The texts of secrets that are long enough to be looked for."""
+    for value in values:
+        if isinstance(value, Mapping):
+            found: Iterable[str] = _leaves(value.values(), depth - 1) if depth else ()
+        elif isinstance(value, (list, tuple, set, frozenset)):
+            found = _leaves(value, depth - 1) if depth else ()
+        elif isinstance(value, (bytes, bytearray)):
+            found = (value.decode("utf-8", "replace"),)
+        else:
+            found = (str(value),) if type(value) in _PLAIN else ()
+        yield from (text for text in found if len(text) >= _REPEATED_CHARS_MIN)
+
+
+def _without(text: str, secrets: Iterable[str]) -> str:
+    """`text` with all of these texts replaced, also one that was cut off at its end."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        for form in (secret, repr(secret)[1:-1]):
+            text = text.replace(form, MASK)
+            if text.endswith(_CUT):
+                stem = text.removesuffix(_CUT)
+                cut = _shared_chars(stem, form)
+                text = f"{stem[:-cut]}{MASK}{_CUT}" if cut else text
+    return text
+
+
+def _shared_chars(stem: str, form: str) -> int:
+    """How much of the beginning of a secret a text ends with; 0 if it is too little to be sure."""
+    longest = min(len(form), CHARS_MAX) - 1
+    counts = range(longest, _REPEATED_CHARS_MIN - 1, -1)
+    return next((count for count in counts if stem.endswith(form[:count])), 0)
 
 
 def _as_name(key: Any) -> str:

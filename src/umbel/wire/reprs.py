@@ -41,6 +41,12 @@ def safe_repr(value: object, max_chars: int = 1024, max_depth: int = 3) -> str:
     return text
 
 
+def shown_name(name: str, max_chars: int = 100) -> str:
+    """A name that somebody has given himself, for a line of a log: as it is, or its `repr`."""
+    plain = name.isprintable() and len(name) <= max_chars
+    return name if plain else safe_repr(name, max_chars)
+
+
 def _is_small(value: object) -> bool:
     """Whether `value` is a short flat container of plain values: the usual arguments."""
     kind = type(value)

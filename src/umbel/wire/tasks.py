@@ -90,7 +90,8 @@ HEADER_FIELDS: Final[frozenset[str]] = frozenset(TaskHeader.__struct_fields__)
 
 # Added by brokers and by kombu on the way. Sent back with a retry, the record of earlier
 # deaths would make RabbitMQ believe in a dead-letter cycle.
-_TRANSPORT_HEADERS: Final = frozenset({"redelivered", "x-death", "x-delivery-count"})
+DELIVERY_COUNT: Final = "x-delivery-count"
+_TRANSPORT_HEADERS: Final = frozenset({"redelivered", "x-death", DELIVERY_COUNT})
 _TRANSPORT_PREFIXES: Final = ("x-first-death-", "x-last-death-")
 _KEYED: Final = ("task", "id", "group", "root_id", "parent_id")  # become names of keys and logs
 

@@ -4,12 +4,16 @@ Only the safe constructors are used, so no tag can name a class or a function. B
 is built, the events of the document are counted: nesting, digits, and what it would amount to
 with every reference (`*alias`) written out. Peers write references for values that occur
 twice, so these are read; a document that multiplies itself, or contains itself, is refused.
+
+What was written is read back and compared before it is sent: the package writes some values in a
+form that it reads as another value, or not at all (offsets of seconds, tuples as keys).
 """
 
 from __future__ import annotations
 
 import re
 from functools import cache
+from math import isnan
 from typing import Any, Final
 
 from umbel.wire.jsontext import EncodeError, integer_too_large, too_deep, undecodable
@@ -29,16 +33,38 @@ def yaml_module() -> Any:
     return yaml
 
 
-def dumps_yaml(value: Any) -> bytes:
-    """`value` as YAML; raises `EncodeError` when it has no plain form."""
+def dumps_yaml(value: Any, limits: Limits) -> bytes:
+    """`value` as YAML; raises `EncodeError` when it has no form that is read as the same."""
     yaml = yaml_module()
     try:
         text: bytes = yaml.dump(value, Dumper=_dumper(), sort_keys=False, encoding="utf-8")
     except Exception as exc:
-        raise EncodeError(
-            f"cannot write {safe_repr(value, 80)} as yaml: {safe_repr(exc, 200)}: pass plain values"
-        ) from exc
+        raise _refused(value, f"{safe_repr(exc, 200)}: pass plain values, or use json") from exc
+    try:
+        read = loads_yaml(text, limits)
+    except Refusal as refusal:
+        raise _refused(value, refusal.text) from None
+    if not _same(value, read):
+        raise _refused(value, f"it would be read as {safe_repr(read, 80)}: use json")
     return text
+
+
+def _refused(value: Any, why: str) -> EncodeError:
+    return EncodeError(f"cannot write {safe_repr(value, 80)} as yaml: {why}")
+
+
+def _same(written: Any, read: Any) -> bool:
+    if isinstance(written, list | tuple):
+        return type(read) is list and len(read) == len(written) and all(map(_same, written, read))
+    if isinstance(written, dict):
+        return (
+            type(read) is dict
+            and read.keys() == written.keys()
+            and all(_same(one, read[key]) for key, one in written.items())
+        )
+    if isinstance(written, float):
+        return isinstance(read, float) and (read == written or (isnan(read) and isnan(written)))
+    return isinstance(written, bool) is isinstance(read, bool) and bool(written == read)
 
 
 def loads_yaml(data: bytes, limits: Limits) -> Any:
@@ -115,7 +141,8 @@ def _check_expansion(count: int, depth: int, limits: Limits) -> None:
 
 def _check_number(event: Any, limits: Limits) -> None:
     """Refuse a long scalar that would be read as a number; quoted text is not."""
-    if len(event.value) <= limits.integer_digits or not _NUMBER.fullmatch(event.value):
+    digits = len(event.value) - event.value.startswith(("-", "+"))
+    if digits <= limits.integer_digits or not _NUMBER.fullmatch(event.value):
         return
     if event.implicit[0] or (event.tag or "").endswith((":int", ":float")):
         raise integer_too_large(limits)

@@ -5,13 +5,18 @@ part (`include`), starts them in order, stops them in reverse, and can do both a
 what a consumer does when it loses its connection. A step that was not started is not stopped;
 a step that fails to stop does not keep the others from stopping. A requirement that nobody
 fulfils and a cycle are refused by name before anything starts.
+
+While a step starts or stops, `current_turn` tells which one it is: what it registers elsewhere can
+be recognised when it is started again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from umbel.exceptions import ImproperlyConfigured
@@ -66,6 +71,37 @@ class Step:
         return f"<step: {self.label()}>"
 
 
+class Turn:
+    """One start or stop of a step; every one has a turn of its own."""
+
+    __slots__ = ("step",)
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+
+
+_here = threading.local()
+
+
+def current_turn() -> Turn | None:
+    """The turn of the step that this thread starts or stops now.
+
+    None within a step that runs until the end: what happens there is not its own doing.
+    """
+    turn: Turn | None = getattr(_here, "turn", None)
+    return turn
+
+
+@contextlib.contextmanager
+def _turn_of(step: Step) -> Iterator[None]:
+    before = current_turn()
+    _here.turn = None if step.last else Turn(step)
+    try:
+        yield
+    finally:
+        _here.turn = before
+
+
 class State(enum.Enum):
     """Where a blueprint is in its life."""
 
@@ -102,7 +138,8 @@ class Blueprint:
                 logger.debug("%s: starting %s", self.name, step.label())
                 # Registered first: a step that fails half-way is stopped like the others.
                 self._started.append(step)
-                step.start(parent)
+                with _turn_of(step):
+                    step.start(parent)
 
     def stop(self, parent: Any, *, terminate: bool = False) -> None:
         """Stop what was started, in reverse, whatever fails on the way."""
@@ -111,10 +148,11 @@ class Blueprint:
             step = self._started.pop()
             logger.debug("%s: stopping %s", self.name, step.label())
             try:
-                if terminate:
-                    step.terminate(parent)
-                else:
-                    step.stop(parent)
+                with _turn_of(step):
+                    if terminate:
+                        step.terminate(parent)
+                    else:
+                        step.stop(parent)
             except Exception:
                 logger.exception("%s: step %s did not stop cleanly", self.name, step.label())
 

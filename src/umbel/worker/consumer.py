@@ -17,15 +17,18 @@ from typing import TYPE_CHECKING, Any
 from kombu import Connection
 from kombu import Consumer as KombuConsumer
 
-from umbel.broker.connections import driver, hang_up, masked
+from umbel.broker.connections import addresses, driver, hang_up, masked
 from umbel.broker.origins import Origins
+from umbel.broker.permanent import permanent
 from umbel.broker.redis.ledger import Ledger
 from umbel.worker.blueprint import Blueprint
-from umbel.worker.errors import BrokerUnreachable, ConnectionFailed
+from umbel.worker.errors import BrokerRefuses, BrokerUnreachable, ConnectionFailed
+from umbel.worker.leaving import Leaving
 from umbel.worker.returns import Returns
 from umbel.worker.steps import CONSUMER_STEPS
 
 if TYPE_CHECKING:
+    from umbel.worker.gossip import Gossip
     from umbel.worker.naming import Naming
     from umbel.worker.worker import Worker
 
@@ -58,6 +61,9 @@ class Consumer:
             ConnectionFailed,
         )
         self.returns = Returns(self)
+        self.leaving = Leaving(self)
+        self.limits_consumers = False  # not the channel, see `worker.prefetch`
+        self.credit_reported = False
         self.origins = Origins()
         self.failure: BaseException | None = None
         self.lost = False
@@ -81,8 +87,11 @@ class Consumer:
                 self._on_lost(exc)
             finally:
                 worker.ready_now = False
+                if worker.stop_wanted.is_set():
+                    self.leaving.begin()
                 self.blueprint.stop(self, terminate=worker.cold)
                 self.returns.close()
+                self.leaving.lift()
             if self.lost:
                 self._damp(time.monotonic() - began)
         self._take_leave()
@@ -103,12 +112,26 @@ class Consumer:
         self.worker.salvage.deliveries_void()
         self.returns.void(exc)
         fatal_if_no_files(exc)
+        cause = permanent(exc)
+        if cause is not None and not cause.login and not self.worker.consumption.leave_out(cause):
+            self.give_up(f"{self.url} refuses what this worker needs: {cause}")
         if not self.app.conf.broker_connection_retry:
             raise BrokerUnreachable(
                 f"the connection to {self.url} was lost: {_plain(exc)}; "
                 "broker_connection_retry is off"
             ) from exc
-        logger.warning("connection to %s lost: %s; reconnecting", self.url, _plain(exc))
+        known = self.worker.consumer_timeout.explain(exc)
+        if known is not None:
+            logger.warning("%s", known)
+            return
+        again = "" if self.worker.stop_wanted.is_set() else ". Reconnecting"
+        logger.warning("Connection to %s lost: %s%s", self.url, _plain(exc), again)
+
+    def give_up(self, why: str) -> None:
+        """The broker refuses for good; raises `BrokerRefuses`, or lets the caller ask again."""
+        if not self.app.conf.broker_channel_error_retry:
+            raise BrokerRefuses(why)
+        logger.error("%s Connecting again.", why)
 
     def _damp(self, lived_s: float) -> None:
         """A connection that does not last is not rebuilt as fast as it breaks."""
@@ -124,6 +147,16 @@ class Consumer:
     def url(self) -> str:
         """The broker's address as it may be shown."""
         return masked(self.app.read_url)
+
+    @property
+    def gossip(self) -> Gossip:
+        """The worker's view of the other nodes, where steps of Celery look for it."""
+        return self.worker.gossip
+
+    def told_queue(self, message: Any) -> str | None:
+        """The queue that a message came from, if that can be told without asking the broker."""
+        queues = self.app.queues
+        return self.origins.told(message, self.tasks, lambda: queues.consumed)
 
     # -- single queues: may ask the broker, so not while a message is being received ----
 
@@ -188,16 +221,20 @@ class Consumer:
         return None
 
     def _refused(self, exc: Exception, attempt: int, retry: bool, limit: int | None) -> None:
-        permanent = (PermissionError,) if not isinstance(exc, ConnectionError) else ()
-        if not retry or (limit and attempt > limit) or isinstance(exc, permanent):
+        cause = permanent(exc)
+        alone = len(addresses(self.app.read_url)) == 1  # others may accept us
+        if cause is not None and alone and not self._connected_before:
+            raise BrokerRefuses(f"cannot connect to {self.url}: {cause}") from None
+        if not retry or (limit and attempt > limit) or isinstance(exc, PermissionError):
             raise BrokerUnreachable(
                 f"cannot connect to {self.url}: {_plain(exc)} (tried {attempt} times)"
             ) from None
         ceiling_s = min(RETRY_MIN_S * 2 ** min(attempt - 1, 10), RETRY_MAX_S)
         delay_s = random.uniform(ceiling_s / 2, ceiling_s)  # noqa: S311 - no secret
         logger.error(
-            "cannot connect to %s: %s; trying again in %.1f s", self.url, _plain(exc), delay_s
-        )
+            "Cannot connect to %s (%s). Retrying in %.1f s",
+            self.url, _plain(exc) if cause is None else cause, delay_s,
+        )  # fmt: skip
         self.worker.stop_wanted.wait(delay_s)
 
 
@@ -215,5 +252,5 @@ def fatal_if_no_files(exc: BaseException) -> None:
 
 
 def _plain(exc: BaseException) -> str:
-    text = " ".join(str(exc).split())
+    text = " ".join(str(exc).split()).rstrip(".")
     return text or type(exc).__name__

@@ -8,41 +8,105 @@ lost connection alike. What was taken before goes on.
 | with a stamp, to everybody      | the cluster: nodes tell it to each other (`cluster.pauses`) |
 | without one, to some            | this worker, until it ends                                  |
 
+A queue that the broker *refuses*, because it is there with other arguments or the user lacks a
+permission, is left out, so that it does not stop the others. It is declared again on every
+connection and once a minute; one that could be declared and not consumed, with `add` only.
+
 The last command holds here, whichever it was. What other nodes tell is heard on other threads. A
-worker that may not be paused (`control_allow`) knows it, and passes it on, but does not obey.
+worker that may not be paused, or not be resumed (`control_allow`), knows it, and passes it on, but
+does not obey.
 """
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import threading
-import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from kombu import Exchange, Queue
 
+from umbel.broker.declarations import declare_each
+from umbel.broker.permanent import ASK_AGAIN_S, Refused
 from umbel.cluster.pauses import Pauses
 
 if TYPE_CHECKING:
     from umbel.worker.worker import Worker
 
+logger = logging.getLogger("umbel.consumer")
+
 
 class Consumption:
     """The queues of one worker."""
 
-    def __init__(self, worker: Worker, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, worker: Worker, clock: Callable[[], float] | None = None) -> None:
         self._worker = worker
-        self._clock = clock
+        self._clock = worker.wall if clock is None else clock
         self.paused: set[str] = set()  # here, for whatever reason, consumed or not
         self._lock = threading.Lock()
         self._pauses = Pauses()  # of the cluster
+        self.refused_queues: dict[str, str] = {}  # by the broker, and why
+        self._unreadable: set[str] = set()  # those of them that could be declared
+        self._logged: dict[str, str] = {}
 
     @property
     def queues(self) -> list[Queue]:
         """What is to be consumed now."""
+        consumed, left_out = (
+            self._worker.app.queues.consumed,
+            self.paused | self.refused_queues.keys(),
+        )
+        return [queue for name, queue in consumed.items() if name not in left_out]
+
+    # -- queues that the broker refuses --------------------------------------------------
+
+    def declare(self) -> None:
+        """Declare what is to be consumed; a worker that gets none of it may end."""
+        for name in self.refused_queues.keys() - self._unreadable:
+            del self.refused_queues[name]
+        wanted = self.queues
+        self._declare(wanted)
+        if wanted and not self.queues:
+            reasons = "; ".join(f"{name}: {why}" for name, why in self.refused_queues.items())
+            url = self._worker.consumer.url
+            self._worker.consumer.give_up(f"{url} refuses every queue of this worker: {reasons}")
+        if self.refused_queues:
+            self._worker.timer.call_repeatedly(ASK_AGAIN_S, self._ask_again)
+
+    def leave_out(self, cause: Refused) -> bool:
+        """Leave out the queue that an answer of the broker names; False when none would be left."""
+        for queue in self.queues:
+            if f"'{queue.name}'" in cause.text:
+                self._unreadable.add(queue.name)
+                self._refused(queue.name, cause)
+                return bool(self.queues)
+        return False
+
+    def _declare(self, queues: Iterable[Queue]) -> None:
+        consumer = self._worker.consumer
+        if consumer.connection is not None:
+            found = declare_each(consumer.connection, consumer.channel, queues)
+            for name, cause in found.items():
+                self._refused(name, cause)
+
+    def _refused(self, name: str, cause: Refused) -> None:
+        self.refused_queues[name] = str(cause)
+        if self._logged.get(name) != str(cause):
+            logger.error("Queue %s is left out: %s", name, cause)
+            self._logged[name] = str(cause)
+
+    def _ask_again(self) -> None:
         consumed = self._worker.app.queues.consumed
-        return [queue for name, queue in consumed.items() if name not in self.paused]
+        for name in self.refused_queues.keys() - self._unreadable:
+            reason = self.refused_queues.pop(name)
+            if name in consumed and name not in self.paused:
+                self._begin(consumed[name])
+            elif name in consumed:
+                self.refused_queues[name] = reason
+
+    def _forget_refusal(self, name: str) -> None:
+        self.refused_queues.pop(name, None)
+        self._unreadable.discard(name)
 
     def add(
         self, name: str, *, exchange: str, exchange_type: str, routing_key: str, **options: Any
@@ -53,7 +117,13 @@ class Consumption:
         if queue is None:
             kind = Exchange(exchange, type=exchange_type, durable=options.get("durable", True))
             queue = Queue(name, kind, routing_key=routing_key, **options)
-        self._declare(queue)
+        self._forget_refusal(name)
+        self._declare([queue])
+        if name in self.refused_queues:
+            reason = self.refused_queues[name]
+            if name not in queues.consumed:
+                self._forget_refusal(name)
+            raise ValueError(f"queue {name} cannot be consumed: {reason}")
         if name not in queues.consumed:
             queues.consume_from = {**queues.consumed, name: queue}
         queues.add(queue)
@@ -65,6 +135,7 @@ class Consumption:
     def drop(self, name: str) -> None:
         """Consume a queue no longer, also after a lost connection."""
         self._worker.app.queues.deselect([name])
+        self._forget_refusal(name)
         if not self._pauses.is_paused(name):
             self.paused.discard(name)
         self._end(name)
@@ -103,7 +174,9 @@ class Consumption:
         panel = self._worker.panel
         with self._lock:
             changed = self._pauses.merge(told, self._clock())
-            if not changed or panel is None or not panel.may("pause"):
+            may = {True: self._worker.may("pause"), False: self._worker.may("resume")}
+            changed = {name: paused for name, paused in changed.items() if may[paused]}
+            if not changed or panel is None:
                 return
             self.paused.difference_update(changed)
             self.paused.update(name for name, paused in changed.items() if paused)
@@ -135,21 +208,16 @@ class Consumption:
 
     # -- on the connection ---------------------------------------------------------------
 
-    def _declare(self, queue: Queue) -> None:
-        """See whether the broker takes it, before anything depends on it.
-
-        On a channel of its own: a refusal closes the channel, and must not end the consumer.
-        """
-        connection = self._worker.consumer.connection
-        if connection is not None:
-            with contextlib.closing(connection.channel()) as channel:
-                queue(channel).declare()
-
     def _begin(self, queue: Queue) -> None:
         tasks = self._worker.consumer.tasks
-        if tasks is not None and not tasks.consuming_from(queue):
+        if tasks is None or tasks.consuming_from(queue):
+            return
+        self._declare([queue])
+        if queue.name not in self.refused_queues:
             tasks.add_queue(queue)
             tasks.consume()
+            if self._logged.pop(queue.name, None) is not None:
+                logger.info("Queue %s is consumed now", queue.name)
 
     def _end(self, name: str) -> None:
         tasks = self._worker.consumer.tasks

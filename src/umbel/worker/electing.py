@@ -13,6 +13,10 @@ which a message can be made, a task that it may elect. Everybody can publish suc
 are looked at when they come, whoever they come from. A claim that the broker does not answer is
 repeated for as long as the election lives; one that it refuses, `REFUSALS_MAX` times. Then this
 node gives it up, and others may still succeed.
+
+When nobody stands, one node claims the register for a refusal, and stores a FAILURE with the reason
+as the result (`umbel.cluster.refusals`). An id that has a state already keeps it, so that nobody
+can spoil the result of another task. Nothing else of the action is obeyed: no errbacks, no chord.
 """
 
 from __future__ import annotations
@@ -20,25 +24,25 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
-from umbel.app.calls import Call, prepare_signature
+from umbel.app.context import Context
+from umbel.app.elections import TASK, call_of, check_size, check_words
 from umbel.broker.claims import Claim
 from umbel.broker.registers import Register, register_for
 from umbel.cluster import election as elect
-from umbel.wire.limits import Refusal
-from umbel.wire.reprs import safe_repr
-from umbel.wire.signatures import check_signature
+from umbel.cluster.refusals import ClaimRefusal, Fail
+from umbel.exceptions import NotForElection
 
 if TYPE_CHECKING:
     from umbel.worker.worker import Worker
 
 logger = logging.getLogger("umbel.election")
 
-TASK: Final = "task"
+__all__ = ["Carrier", "Hands", "NotForElection"]
+
+FAILURE, PENDING = "FAILURE", "PENDING"
 CLOSE_S: Final = 3.0
 # With the pauses of `cluster.election` about half a minute: a broker that is short of something,
 # or fails over, has that long to change its mind.
@@ -48,10 +52,6 @@ FAILING_MAX: Final = 1_000
 _REPLY_CODE = re.compile(r"\((?:3|4)\d\d\)")
 
 
-class NotForElection(ValueError):
-    """Nobody can be elected for this; the text says why."""
-
-
 class Carrier:
     """Carries out what the election machine of one worker decides; claims come from one thread."""
 
@@ -59,49 +59,20 @@ class Carrier:
         self._app = worker.app
         self._register: Register | None = None
         self._failing: dict[str, int] = {}  # how often the broker has refused; the oldest first
-        self._hands = Hands(worker.plan.hostname)
+        self._hands = Hands(f"elected-{worker.plan.hostname}")
+        self._storing = Hands(f"refusals-{worker.plan.hostname}")
 
     # -- what may be elected -----------------------------------------------------------
 
     def check(self, id_: Any, topic: Any, action: Any) -> None:
         """Refuse what this node could not carry out, before it stands; `NotForElection`."""
-        read = elect.read_request({"id": id_, "topic": topic, "action": action})
-        if isinstance(read, str):
-            raise NotForElection(
-                f"{read}: election {safe_repr(id_, 100)}, topic {safe_repr(topic, 100)}; "
-                "give both as text of 1 to 200 bytes"
-            )
+        check_words(id_, topic)
+        check_size(id_, action)
         if topic == TASK:
-            self._call(id_, action)
+            call_of(self._app, id_, action)
         elif topic not in self._app.election_handlers:
             known = ", ".join([TASK, *self._app.election_handlers])
             raise NotForElection(f"topic {topic!r:.100} of election {id_}: known are {known}")
-
-    def _call(self, id_: str, action: Any) -> Call:
-        """The message that the action asks for."""
-        try:
-            checked = check_signature(action)
-        except Refusal as refusal:
-            raise NotForElection(f"the action is no signature: {refusal.text}") from None
-        name, kind = checked["task"], checked["subtask_type"]
-        if kind is not None:
-            raise NotForElection(f"a {kind} can not be elected: elect a task that sends it")
-        allowed = self._app.conf.election_allow
-        if allowed is not None and not any(fnmatchcase(name, one) for one in allowed):
-            raise NotForElection(f"task {name!r:.200} is not in election_allow")
-        return self._prepared({**checked, "options": {**checked["options"], "task_id": id_}})
-
-    def _prepared(self, signature: Mapping[str, Any]) -> Call:
-        try:
-            call = prepare_signature(self._app, signature)
-        except Exception as exc:  # what options may hold, nobody knows
-            raise NotForElection(
-                f"no message can be made of the action: {safe_repr(exc, 300)}"
-            ) from exc
-        to = call.destination
-        if not all(isinstance(one, str) for one in (to.exchange, to.routing_key)):
-            raise NotForElection("the action names no place to send it to, by exchange and key")
-        return call
 
     # -- claims ------------------------------------------------------------------------
 
@@ -115,14 +86,15 @@ class Carrier:
             return self._failed(effect.id, f"{type(exc).__name__}: {exc}", self._is_refusal(exc))
         if claim.won and not claim.sent:
             refused = _REPLY_CODE.search(claim.reason) is not None
-            return self._failed(effect.id, f"won, and not sent yet: {claim.reason}", refused)
+            reason = f"won, and not sent yet: {claim.reason}"
+            return self._failed(effect.id, reason, refused, owns=True)
         self._failing.pop(effect.id, None)
         return elect.Claimed(effect.id, claim.won, claim.winner)
 
     def _claim(self, effect: elect.Claim) -> Claim:
         parcel = None
         if effect.topic == TASK:
-            call = self._call(effect.id, effect.action)
+            call = call_of(self._app, effect.id, effect.action)
             # The queue must be there: a claim is not repeated for want of it.
             self._app.publisher.run(lambda link: link.declare(call.destination))
             parcel = call.message
@@ -143,21 +115,53 @@ class Carrier:
         errors = self._app.connection(self._app.write_url).connection_errors
         return not isinstance(root, (*errors, OSError))
 
-    def _failed(self, id_: str, reason: str, refused: bool) -> elect.Input:
+    def _failed(self, id_: str, reason: str, refused: bool, *, owns: bool = False) -> elect.Input:
         known = self._failing.get(id_)
         if known is None and len(self._failing) >= FAILING_MAX:
             del self._failing[next(iter(self._failing))]
         self._failing[id_] = count = (known or 0) + refused
         if count >= REFUSALS_MAX:
-            return self._give_up(id_, reason)
+            return self._give_up(id_, reason, owns=owns)
         say = logger.warning if known is None else logger.debug
         say("election %s: no claim yet (%s)", id_, reason)
         return elect.ClaimFailed(id_, reason[:200])
 
-    def _give_up(self, id_: str, reason: str) -> elect.Input:
+    def _give_up(self, id_: str, reason: str, *, owns: bool = False) -> elect.Input:
         self._failing.pop(id_, None)
         logger.error("election %s: given up here (%s)", id_, reason)
-        return elect.Claimed(id_, won=False, winner=None)
+        return elect.Claimed(id_, won=False, winner=None, reason=reason, owns=owns)
+
+    # -- refusals ----------------------------------------------------------------------
+
+    def claim_refusal(self, effect: ClaimRefusal) -> elect.Claimed | elect.ClaimFailed:
+        """Ask the register whether somebody has held the election, and prevent it if not."""
+        try:
+            claim = self._use().claim(effect.id, effect.token)
+        except NotForElection:
+            return elect.Claimed(effect.id, won=False)
+        except Exception as exc:  # noqa: BLE001 - every transport has its own errors
+            logger.debug("election %s: the refusal is not claimed yet (%s)", effect.id, exc)
+            return elect.ClaimFailed(effect.id)
+        return elect.Claimed(effect.id, claim.won, claim.winner)
+
+    def fail(self, effect: Fail) -> None:
+        """Store the failure of an election that nobody holds, without waiting for it."""
+        logger.warning("Election %s was refused, as no worker stands: %s", effect.id, effect.reason)
+        request = Context(id=effect.id, correlation_id=effect.id, reply_to=effect.reply_to)
+        error = NotForElection(
+            f"election {effect.id} was refused, as no worker stands: {effect.reason}"
+        )
+
+        def store() -> None:
+            backend = self._app.backend
+            try:
+                if backend.keeps_results and backend.get_meta(effect.id)["status"] != PENDING:
+                    return
+                backend.store(effect.id, error, FAILURE, request=request)
+            except Exception:
+                logger.exception("election %s: its failure could not be stored", effect.id)
+
+        self._storing.do(store)
 
     # -- handlers ----------------------------------------------------------------------
 
@@ -181,6 +185,7 @@ class Carrier:
     def close(self) -> None:
         """Let handlers that run end, for a while, and the connection go."""
         self._hands.close(CLOSE_S)
+        self._storing.close(CLOSE_S)
         register, self._register = self._register, None
         if register is not None:
             register.close()
@@ -199,7 +204,7 @@ class Hands:
         self._todo.put(work)
         if self._thread is None:
             self._thread = threading.Thread(
-                target=self._run, name=f"umbel-elected-{self._name}", daemon=True
+                target=self._run, name=f"umbel-{self._name}", daemon=True
             )
             self._thread.start()
 

@@ -4,7 +4,8 @@ It has a thread of its own, so that a stuck loop can be told from a busy one. On
 question: GET or HEAD of a path that it knows, nothing else. Whatever a client sends, or does not,
 costs at most one of `CONNECTIONS_MAX` places for `CLIENT_TIMEOUT_S`, and for `ANSWER_TIMEOUT_S`
 while it reads what it asked for; when all are taken the oldest is dropped. An answer that fails is
-a 500, logged once per path until it works again.
+a 500, logged once per path until it works again. While the process has no files left nothing is
+accepted for `PAUSE_S` at a time; that is logged once until it works again.
 
 A place that is not to be had is refused with `ImproperlyConfigured` at the start.
 """
@@ -12,6 +13,7 @@ A place that is not to be had is refused with `ImproperlyConfigured` at the star
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import selectors
@@ -32,6 +34,8 @@ CONNECTIONS_MAX = 16
 CLIENT_TIMEOUT_S = 2.0
 ANSWER_TIMEOUT_S = 10.0
 REQUEST_BYTES_MAX = 4_096
+PAUSE_S = 1.0
+_NO_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 @dataclass(slots=True, frozen=True)
@@ -71,6 +75,8 @@ class Endpoint:
         self._clients: dict[socket.socket, _Client] = {}  # oldest first
         self._thread: threading.Thread | None = None
         self._stopping = False
+        self._accepts_again_at: float | None = None
+        self._is_out_of_files = False
 
     def start(self) -> None:
         """Listen; port 0 takes a free one, which `port` tells afterwards."""
@@ -126,7 +132,10 @@ class Endpoint:
 
     def _turn(self) -> None:
         # Nobody connected: sleep until somebody is.
-        deadline = min((client.deadline for client in self._clients.values()), default=None)
+        deadlines = [client.deadline for client in self._clients.values()]
+        if self._accepts_again_at is not None:
+            deadlines.append(self._accepts_again_at)
+        deadline = min(deadlines, default=None)
         wait_s = None if deadline is None else max(deadline - time.monotonic(), 0)
         for key, _ in self._selector.select(wait_s):
             client = key.data
@@ -135,6 +144,9 @@ class Endpoint:
             elif isinstance(client, _Client) and client.sock in self._clients:
                 self._read(client) if client.unsent is None else self._write(client)
         now = time.monotonic()
+        if self._accepts_again_at is not None and self._accepts_again_at <= now:
+            self._accepts_again_at = None
+            self._selector.register(self._listener, selectors.EVENT_READ)
         for client in list(self._clients.values()):
             if client.deadline <= now:
                 self._drop(client)
@@ -142,14 +154,27 @@ class Endpoint:
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError:
-            return  # gone again, or out of files: the next one may have more luck
+        except OSError as exc:
+            if exc.errno in _NO_FILES:
+                self._pause(exc)
+            return  # or gone again
+        self._is_out_of_files = False
         sock.setblocking(False)
         if len(self._clients) >= CONNECTIONS_MAX:
             self._drop(next(iter(self._clients.values())))
         client = _Client(sock, time.monotonic() + CLIENT_TIMEOUT_S)
         self._clients[sock] = client
         self._selector.register(sock, selectors.EVENT_READ, client)
+
+    def _pause(self, exc: OSError) -> None:
+        """Who waits stays readable: without a pause this thread would turn without end."""
+        if not self._is_out_of_files:
+            logger.error("the %s port accepts nobody for now: %s", self._what, exc.strerror)
+        self._is_out_of_files = True
+        self._selector.unregister(self._listener)
+        self._accepts_again_at = time.monotonic() + PAUSE_S
+        if self._clients:
+            self._drop(next(iter(self._clients.values())))
 
     def _read(self, client: _Client) -> None:
         try:

@@ -1,7 +1,8 @@
 """Whether a worker is well, for whoever supervises it.
 
 *Live*: the loop has turned within `PATIENCE_S`; a worker that is not should be restarted. *Ready*:
-it takes messages. A worker that waits for its broker is live and not ready.
+it takes messages from all of its queues. A worker that waits for its broker, or whose broker
+refuses a queue, is live and not ready.
 
 Two ways to ask, each with a thread of its own so that a stuck loop can be told:
 
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from umbel.exceptions import ImproperlyConfigured
+from umbel.files import file_mode
 from umbel.worker.endpoint import Answer, Endpoint, Routes, json_answer
 
 logger = logging.getLogger("umbel.health")
@@ -43,6 +45,10 @@ class Patient(Protocol):
 
     def is_ready(self) -> bool:
         """Whether messages are taken."""
+
+    @property
+    def refused_queues(self) -> dict[str, str]:
+        """Queues that the broker refuses, and why."""
 
 
 class HealthFile:
@@ -131,7 +137,7 @@ class HealthFile:
         text = json.dumps({"umbel_health": "ready", "pid": os.getpid(), "at": time.time()})
         descriptor, temporary = tempfile.mkstemp(prefix=".umbel-health-", dir=self._path.parent)
         try:
-            os.fchmod(descriptor, 0o644)
+            os.fchmod(descriptor, file_mode())
             os.write(descriptor, f"{text}\n".encode())
         finally:
             os.close(descriptor)
@@ -162,7 +168,9 @@ def routes(worker: Patient, patience_s: float = PATIENCE_S) -> Routes:
 
     def ready() -> Answer:
         well = worker.is_live(patience_s) and worker.is_ready()
-        return json_answer(_status(well), {"ready": well})
+        refused = worker.refused_queues
+        more = {"refused_queues": dict(refused)} if refused else {}
+        return json_answer(_status(well), {"ready": well, **more})
 
     return {"/live": live, "/ready": ready}
 

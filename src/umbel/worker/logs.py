@@ -5,7 +5,8 @@ filter on our handler asks the context, so loggers of the user's modules, of lib
 a task prints are all covered. Lines inside tasks have a format of their own.
 
 Nothing that looks like the password of an address is ever written: it is masked in the last
-step, when the text is complete, so tracebacks are covered too.
+step, when the text is complete, so tracebacks are covered too. From tracebacks, which hold what
+others wrote, values under secret names (`task_redact_names`) are taken out as well.
 
 Forked pool processes inherit the handler. It holds no lock that the logging module does not
 renew after a fork, appends whole lines, and finds a rotated file again by its path.
@@ -18,7 +19,6 @@ import json
 import logging
 import logging.handlers
 import os
-import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -27,26 +27,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from umbel.app.context import current_request, current_task
 from umbel.exceptions import ImproperlyConfigured
+from umbel.files import open_file
+from umbel.wire.secret_texts import Names, mask_addresses, secret_names
 
 if TYPE_CHECKING:
     from umbel.app.conf import Conf
 
 PARTIAL_LINE_CHARS_MAX = 65_536
-MASK = "**"
-
-# `scheme://user:password@`, where the password may hold what its writer forgot to quote. A port
-# with a path behind it is no password. A word alone before the @ may be a key.
-_USER_INFO = re.compile(
-    r"""(?P<scheme>\b[a-zA-Z][a-zA-Z0-9+.-]*://)
-        (?: (?P<user>[^\s/?#@:'"<>]*) : (?!\d{1,5}[/?#]) [^\s'"<>]* @
-          | [^\s/?#@:'"<>]+ @ )""",
-    re.VERBOSE,
-)
-_PARAMETER = re.compile(
-    r"(?P<name>[?&;][\w.-]*(?:pass|pwd|secret|token|credential|api_?key|access_?key)[\w.-]*=)"
-    r"[^\s&;'\"<>]+",
-    re.IGNORECASE,
-)
 _COLORS = {
     logging.DEBUG: "\x1b[2m",
     logging.WARNING: "\x1b[33m",
@@ -75,11 +62,12 @@ def setup(
     if wants_color is None:
         wants_color = logfile is None and _is_terminal(handler)
     zone = _zone(conf)
+    secret = secret_names(conf.task_redact_names)
     formatter: logging.Formatter = (
-        JSONFormatter(zone)
+        JSONFormatter(zone, secret)
         if json
         else TextFormatter(
-            conf.worker_log_format, conf.worker_task_log_format, zone, color=wants_color
+            conf.worker_log_format, conf.worker_task_log_format, zone, secret, color=wants_color
         )
     )
     handler.setFormatter(formatter)
@@ -143,19 +131,6 @@ class Logging:
         self.handler.close()
 
 
-def mask_secrets(text: str) -> str:
-    """`text` without the passwords of the addresses in it."""
-    if "://" not in text:
-        return text
-    return _PARAMETER.sub(rf"\g<name>{MASK}", _USER_INFO.sub(_masked_user_info, text))
-
-
-def _masked_user_info(found: re.Match[str]) -> str:
-    user = found["user"]
-    shown = MASK if user is None else f"{user}:{MASK}"
-    return f"{found['scheme']}{shown}@"
-
-
 class TaskFilter(logging.Filter):
     """Puts `task_id` and `task_name` on every record; None outside of tasks.
 
@@ -180,11 +155,25 @@ class TaskFilter(logging.Filter):
         return True
 
 
-class TextFormatter(logging.Formatter):
+class RedactingFormatter(logging.Formatter):
+    """Takes values under secret names out of tracebacks."""
+
+    def __init__(self, plain: str | None, secret: Names) -> None:
+        super().__init__(plain)
+        self._secret = secret
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - the name that logging calls
+        """The traceback without secrets."""
+        return self._secret.masked(super().formatException(ei))
+
+
+class TextFormatter(RedactingFormatter):
     """Lines for people, in the formats of the settings."""
 
-    def __init__(self, plain: str, in_task: str, zone: tzinfo | None, *, color: bool) -> None:
-        super().__init__(plain)
+    def __init__(
+        self, plain: str, in_task: str, zone: tzinfo | None, secret: Names, *, color: bool
+    ) -> None:
+        super().__init__(plain, secret)
         self._in_task = logging.PercentStyle(in_task)
         self._outside = logging.PercentStyle(plain)
         self._times_wanted = self._in_task.usesTime() or self._outside.usesTime()
@@ -207,16 +196,16 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The complete text, exception included, without secrets."""
-        text = mask_secrets(super().format(record))
+        text = mask_addresses(super().format(record))
         color = _COLORS.get(record.levelno, "") if self._color else ""
         return f"{color}{text}{_RESET}" if color else text
 
 
-class JSONFormatter(logging.Formatter):
+class JSONFormatter(RedactingFormatter):
     """One JSON object per line; what can not be encoded appears by its repr."""
 
-    def __init__(self, zone: tzinfo | None) -> None:
-        super().__init__()
+    def __init__(self, zone: tzinfo | None, secret: Names) -> None:
+        super().__init__(None, secret)
         self._zone = zone
 
     def format(self, record: logging.LogRecord) -> str:
@@ -227,7 +216,7 @@ class JSONFormatter(logging.Formatter):
             "timestamp": moment.isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
-            "message": mask_secrets(record.getMessage()),
+            "message": mask_addresses(record.getMessage()),
             "task_id": task_id,
             "task_name": task_name,
             "process": record.process,
@@ -236,13 +225,13 @@ class JSONFormatter(logging.Formatter):
             exc = record.exc_info[1]
             line["exception"] = {
                 "type": type(exc).__name__,
-                "message": mask_secrets(_text_of(exc)),
-                "traceback": mask_secrets(self.formatException(record.exc_info)),
+                "message": mask_addresses(self._secret.masked(_text_of(exc))),
+                "traceback": mask_addresses(self.formatException(record.exc_info)),
             }
         elif record.exc_text:
-            line["exception"] = {"traceback": mask_secrets(record.exc_text)}
+            line["exception"] = {"traceback": mask_addresses(record.exc_text)}
         if record.stack_info:
-            line["stack"] = mask_secrets(record.stack_info)
+            line["stack"] = mask_addresses(record.stack_info)
         return json.dumps(line, ensure_ascii=False, default=repr)
 
 
@@ -342,11 +331,18 @@ def _owner() -> tuple[str | None, str | None]:
     return (request.id if request else None, task.name if task else None)
 
 
+class _LogFile(logging.handlers.WatchedFileHandler):
+    """A log file; one that is made here is made like other files of ours."""
+
+    def _open(self) -> Any:
+        return open_file(self.baseFilename, self.mode, self.encoding, self.errors)
+
+
 def _handler(logfile: str | None) -> logging.Handler:
     if logfile is None or logfile == "-":
         return logging.StreamHandler(sys.stderr)
     try:
-        return logging.handlers.WatchedFileHandler(logfile, encoding="utf-8")
+        return _LogFile(logfile, encoding="utf-8")
     except OSError as exc:
         raise ImproperlyConfigured(
             f"log file {logfile!r} can not be written: {exc.strerror}; give a path that can"

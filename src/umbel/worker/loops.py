@@ -2,8 +2,8 @@
 
 *asynloop* waits on kombu's hub for whatever comes first: the broker's socket, a timer, or the
 inbox. *synloop* is for transports that can only block and for green pools: it drains messages
-with a time-out and looks at timers and inbox in between, often while something runs, seldom
-when nothing does.
+with a timeout and looks at timers and inbox in between. Where the transport can be woken
+(`wake_on`) the inbox ends a wait; elsewhere the loop turns often while something runs.
 
 Both stop in two moves. On a warm stop they give back what is not running and keep turning until
 the last running task has been settled; on a cold one they leave at once.
@@ -54,7 +54,7 @@ def asynloop(consumer: Consumer) -> None:
     draining = False
     try:
         while True:
-            worker.last_turn = time.monotonic()
+            worker.turn_before, worker.last_turn = worker.last_turn, time.monotonic()
             _check(consumer)
             if worker.stop_wanted.is_set():
                 draining = draining or _drain(consumer)
@@ -109,12 +109,16 @@ def synloop(consumer: Consumer) -> None:
     errors, drain = consumer.connection_errors, connection.drain_events
     # What draining does before it waits must be done before other waits, too.
     flush = getattr(connection.connection, "flush_acks", lambda: None)
+    wake_on = getattr(connection.transport, "wake_on", None)
+    if wake_on is not None:
+        wake_on(worker.inbox.fileno())
+    busy_turn_s = BUSY_TURN_S if wake_on is None else IDLE_TURN_S
     TasksStep.consume(consumer)
     _watch_heartbeat(consumer)
     worker.became_ready()
     draining = False
     while True:
-        worker.last_turn = time.monotonic()
+        worker.turn_before, worker.last_turn = worker.last_turn, time.monotonic()
         _check(consumer)
         if len(worker.inbox):
             worker.inbox.run()
@@ -125,7 +129,7 @@ def synloop(consumer: Consumer) -> None:
                 return
         else:
             TasksStep.apply_prefetch(consumer)
-        turn_s = BUSY_TURN_S if worker.busy or len(worker.inbox) else IDLE_TURN_S
+        turn_s = busy_turn_s if worker.busy or len(worker.inbox) else IDLE_TURN_S
         try:
             if worker.saturated:
                 flush()
@@ -170,9 +174,12 @@ def _drain(consumer: Consumer) -> bool:
         left_s = max(0.0, worker.soft_until - time.monotonic())
         logger.warning("soft shutdown: %d running tasks have %.1f s to end", running, left_s)
         worker.timer.call_after(left_s, worker.check_patience)
+    consumer.leaving.begin()
     if consumer.tasks is not None:
         consumer.tasks.cancel()
     worker.give_back()
+    if worker.busy:
+        consumer.leaving.lift()
     return True
 
 

@@ -33,6 +33,7 @@ from prometheus_client.utils import floatToGoString
 
 from umbel.version import __version__
 from umbel.worker.endpoint import Answer, Routes
+from umbel.worker.refused_input import refused
 
 if TYPE_CHECKING:
     from umbel.worker.request import Request
@@ -52,6 +53,14 @@ SENT_HEADER = "timestamp_in_ms"
 BOUNDS_S: Final = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0,
 )  # fmt: skip
+# Metrics of what was refused, by source (`umbel.worker.refused_input`).
+_REFUSED: Final = {
+    "tasks": ("messages", "Messages that cannot be run, by kind."),
+    "control": ("control", "Control messages that were not obeyed, by kind."),
+    "events": ("events", "Events of other nodes that were not believed, by kind."),
+    "replies": ("replies", "Replies of other nodes that were dropped, by kind."),
+    "greetings": ("greetings", "Parts of greetings of other nodes not taken over, by kind."),
+}
 _LE: Final = (*map(floatToGoString, BOUNDS_S), "+Inf")
 
 
@@ -166,12 +175,12 @@ class Metrics(Collector):
         yield _gauge("start_time_seconds", "Unix time at which it was made.", worker.started_at)
         yield _gauge("ready", "Whether it takes messages.", worker.is_ready())
         yield _counter("messages_received", "Messages taken from the broker.", tally.received)
-        refused = CounterMetricFamily(
-            "umbel_messages_refused", "Messages that can not be run, by kind.", labels=["kind"]
-        )
-        for kind, count in sorted(dict(tally.refused).items()):
-            refused.add_metric([kind], count)
-        yield refused
+        counts = refused(worker)
+        for source, (name, text) in _REFUSED.items():
+            family = CounterMetricFamily(f"umbel_{name}_refused", text, labels=["kind"])
+            for kind, count in sorted(counts[source].items()):
+                family.add_metric([kind], count)
+            yield family
         yield _counter(
             "reconnects", "Connections to the broker that were lost.", tally.connections_lost
         )
@@ -193,6 +202,11 @@ class Metrics(Collector):
         yield _gauge("tasks_active", "Those of them that run.", len(tally.active))
         yield _gauge("tasks_held", "Those of them that wait for their eta.", prefetch.held)
         yield _gauge("tasks_parked", "Those of them that wait for a rate limit.", prefetch.parked)
+        yield _gauge(
+            "queues_refused",
+            "Queues that the broker does not let it consume.",
+            len(worker.refused_queues),
+        )
 
     def _of_events(self) -> Iterator[Metric]:
         events, clock = self._worker.events, self._worker.app.clock

@@ -7,6 +7,12 @@ knows other revocations than we do; then the two exchange them, on a thread of i
 All are heard first, so that nobody's clock is missed, then there is one exchange after another with
 those who know something else. What is told of many revocations is packed (`wire.packs`).
 
+Who answers tells the time that the nodes go by. A worker that starts takes it over before anything
+else (`cluster.agreed_time`), as what is exchanged carries such times.
+
+Where signing is required only signed answers count (`app.trust`). What others tell of revocations
+and pauses is taken over as far as `control_allow` lets somebody command it.
+
 How it fails: whoever does not answer is not waited for longer than the machine says. What the
 broker raises goes to the caller; the machine is left to the next tick of gossip.
 """
@@ -17,7 +23,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +31,7 @@ from umbel.app.control.mailbox import mailboxes_for
 from umbel.broker.census import listeners
 from umbel.cluster import mingle
 from umbel.wire.packs import packed_digest, packed_lives, unpacked_digest, unpacked_lives
+from umbel.wire.reprs import shown_name
 
 if TYPE_CHECKING:
     from kombu import Connection
@@ -34,6 +41,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("umbel.mingle")
 
 LOOK_S = 0.02
+# What revokes the kinds of things that are told.
+_COMMANDS = {"tasks": "revoke", "headers": "revoke_by_stamped_headers"}
 
 
 class Enough(Exception):
@@ -55,6 +64,8 @@ class Mingling:
         self._greeting = self._exchanging = False
         self._expected: set[str] | None = None  # to answer a greeting; None: nobody knows
         self._heard: set[str] = set()
+        self._times_ahead: list[float] | None = []  # of those who answer; None after the start
+        self._reported: set[str] = set()  # reasons for which something was refused
 
     # -- at the start --------------------------------------------------------------------
 
@@ -115,9 +126,20 @@ class Mingling:
             arguments |= self._paused()
         with contextlib.suppress(AllHeard):
             self._worker.app.control.mailbox.call(
-                "hello", arguments, timeout_s=timeout_s, callback=on_reply, **to
+                "hello", arguments, timeout_s=timeout_s, callback=on_reply, signed_only=True, **to
             )
+        self._adopt_time()
         return following
+
+    def _adopt_time(self) -> None:
+        """Go by the time of those who were there before, once."""
+        times_ahead, self._times_ahead = self._times_ahead, None
+        if times_ahead and self._worker.wall.adopt(times_ahead):
+            logger.warning(
+                "the clock of this host differs by %.1f s from that of the other nodes: "
+                "revocations and pauses are judged by theirs",
+                -self._worker.wall.shift_s,
+            )
 
     def _answered(self, hostname: str, value: Any) -> list[mingle.Effect]:
         self._heard.add(hostname)
@@ -126,6 +148,9 @@ class Mingling:
             nodes = value.get("nodes")
             if isinstance(nodes, list) and len(nodes) <= mingle.PEERS_MAX:
                 self._expect({n for n in nodes if isinstance(n, str)})
+            at = value.get("at")
+            if type(at) is float and self._times_ahead is not None:
+                self._times_ahead.append(at - self._worker.wall())
         return self._step(mingle.Answered(hostname, value))
 
     def _all_heard(self) -> bool:
@@ -138,15 +163,27 @@ class Mingling:
             self._machine.expect(self._expected)
 
     def _take_over(self, effect: mingle.Effect) -> None:
-        worker, now = self._worker, time.time()
+        worker, now = self._worker, self._worker.wall()
         if isinstance(effect, mingle.Witness):
             worker.app.clock.adjust(effect.clock)
         elif isinstance(effect, mingle.Merge):
-            worker.learn_revoked(worker.revocations.merge(effect.told, now), "mingle")
-        elif isinstance(effect, mingle.MergeIds):
+            told = self._permitted(effect.told)
+            worker.learn_revoked(worker.revocations.merge(told, now), "mingle")
+        elif isinstance(effect, mingle.MergeIds) and worker.may("revoke"):
             worker.learn_revoked(worker.revocations.merge_ids(effect.ids, now), "mingle")
         elif isinstance(effect, mingle.MergePauses):
             worker.consumption.take_over(effect.told)
+        self._report_refused(None)
+
+    def _permitted(self, told: Any) -> Any:
+        """What a node tells of revocations, without what nobody may revoke here."""
+        if not isinstance(told, dict):
+            return told
+        return {
+            kind: lives
+            for kind, lives in told.items()
+            if self._worker.may(_COMMANDS.get(kind, "revoke"))
+        }
 
     def _step(self, what: mingle.Input) -> list[mingle.Effect]:
         with self._lock:
@@ -154,29 +191,58 @@ class Mingling:
 
     # -- the other side ------------------------------------------------------------------
 
-    def answer(self, arguments: dict[str, Any]) -> dict[str, Any] | None:
-        """Reply to the `hello` of another node."""
+    def answer(self, arguments: dict[str, Any], *, is_new: bool = True) -> dict[str, Any] | None:
+        """Reply to the `hello` of another node.
+
+        What it tells is taken over unless it may be a copy of an old greeting; then this node asks
+        by itself when the heartbeats of the other one differ.
+        """
         worker, own = self._worker, self._worker.plan.hostname
-        if worker.panel is not None and not worker.panel.may("revoke"):
-            # Who may not revoke here may not do so by a greeting either.
-            nothing: dict[str, Any] | None = None if arguments.get("told") is None else {}
-            arguments = {**arguments, "revoked": [], "told": nothing}
-        found = mingle.answer(own, _unpacked(arguments), worker.revocations, time.time())
+        arguments = _unpacked(arguments)
+        told = arguments.get("told")
+        # Who may not revoke here may not do so by a greeting either.
+        arguments["told"] = self._permitted(told) if is_new or told is None else {}
+        if not is_new or not worker.may("revoke"):
+            arguments["revoked"] = []
+        found = mingle.answer(own, arguments, worker.revocations, worker.wall())
         if found is None:
             return None
         worker.learn_revoked(found.changed, "mingle")
-        if arguments.get("paused"):
+        if is_new and arguments.get("paused"):
             worker.consumption.take_over(arguments["paused"])
+        self._report_refused(arguments.get("from_node"))
         reply = {**_packed(found.reply), "clock": worker.app.clock.forward()}
-        nodes = worker.gossip.names() if worker.gossip is not None else []
-        if "digest" in reply and nodes:
+        nodes = worker.gossip.names()
+        if "digest" not in reply:
+            return reply
+        if nodes:
             reply["nodes"] = nodes
-        return reply | self._paused() if "digest" in reply else reply
+        return {**reply, "at": worker.wall(), **self._paused()}
 
     def _paused(self) -> dict[str, Any]:
         """Which queues are paused, for nodes of our kind; nothing where none was ever."""
         told = self._worker.consumption.told()
         return {"paused": told} if told else {}
+
+    # -- what is refused -----------------------------------------------------------------
+
+    def refused(self) -> dict[str, int]:
+        """What was refused of the greetings, revocations and pauses of others, by reason."""
+        found = Counter(self._machine.counts)
+        found.update(dict(self._worker.revocations.counts))
+        found.update(dict(self._worker.consumption.refused))
+        return dict(found)
+
+    def _report_refused(self, sender: Any) -> None:
+        """Log the first of each kind."""
+        for reason in sorted(self.refused().keys() - self._reported):
+            self._reported.add(reason)
+            logger.warning(
+                "A part of what %s sent of revocations and pauses was refused (%s). Others of "
+                "this kind are only counted.",
+                shown_name(sender) if isinstance(sender, str) else "another node",
+                reason,
+            )
 
     # -- later ---------------------------------------------------------------------------
 
@@ -214,6 +280,7 @@ class Mingling:
             logger.warning("revocations could not be exchanged: %s", exc)
         finally:
             self._exchanging = False
+            self._worker.app.publisher.close_idle()
 
 
 def _packed(fields: dict[str, Any]) -> dict[str, Any]:

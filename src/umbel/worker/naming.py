@@ -50,11 +50,11 @@ class Naming:
         if self._name is not None:
             self._claim(self._name)
 
-    def release(self) -> None:
-        """Let go of the name."""
+    def release(self, *, lost: bool = False) -> None:
+        """Let go of the name; `lost` if the broker is not there to hear of it."""
         name, self._name = self._name, None
         if name is not None:
-            name.release()
+            name.release(lost=lost)
 
     def _claim(self, name: Name) -> bool:
         worker = self._worker
@@ -63,9 +63,18 @@ class Naming:
         def ask(timeout_s: float) -> bool:
             worker.last_turn = time.monotonic()  # who waits for an answer is alive
             try:
-                return bool(control.ping([name.hostname], timeout=timeout_s, limit=1))
+                # Where signing is required nobody without the key keeps a worker from starting.
+                replies = control.mailbox.call(
+                    "ping",
+                    {},
+                    destination=[name.hostname],
+                    timeout_s=timeout_s,
+                    limit=1,
+                    signed_only=True,
+                )
             except OperationalError:
                 return False
+            return bool(replies)
 
         try:
             return name.claim(ask, worker.stop_wanted.wait)

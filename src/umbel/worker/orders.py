@@ -5,22 +5,30 @@ so that a process pool moves bytes and never objects. An `Outcome` is what the c
 know to settle the message and to send events; results themselves go to the result backend from
 where the task ran.
 
-Both travel between processes as msgpack, never pickle. msgpack has no integers above 64 bits and
-no lone surrogates; headers and protocol-1 bodies may hold both, so an order that fails to encode
-plainly is encoded a second time with such values wrapped in extension types. An order that still
+Both travel between processes as msgpack, never pickle. msgpack has no integers above 64 bits, no
+lone surrogates, and no dates, decimals and the like (msgspec would write them as text). Headers and
+stamps may hold all of these, so such values are wrapped in extension types. An order that still
 cannot be encoded (an object of no plain type) is refused with `OrderError` before it is taken.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import date, datetime, time
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import msgspec
 
+from umbel.wire.jsontext import dumps_json, loads_json
 from umbel.wire.tasks import TaskHeader
 
 _EXT_INTEGER = 1
 _EXT_TEXT = 2
+_EXT_JSON = 3
+_RICH = (datetime, date, time, Decimal, UUID)
+_PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
 _OUTCOME_TEXTS = ("state", "text", "traceback", "detail")
 
 
@@ -29,7 +37,7 @@ class Order(msgspec.Struct, array_like=True, gc=False):
 
     `headers` are the caller's own where `header` holds the protocol's, else all of them.
     `clock` is that of the order itself: what the task sends comes after it. `told` says whether
-    anybody wants the text of its result.
+    anybody wants the text of its result, `measured` whether anybody wants to know what it took.
     `decoded` is set when the body had to be decoded on receipt (protocol 1), and not carried to
     another process: dates, decimals and ids would arrive there as text.
     """
@@ -50,6 +58,7 @@ class Order(msgspec.Struct, array_like=True, gc=False):
     header: TaskHeader | None = None
     clock: int = 0
     told: bool = True
+    measured: bool = False
 
     @property
     def delivery_info(self) -> dict[str, Any]:
@@ -70,7 +79,8 @@ class Order(msgspec.Struct, array_like=True, gc=False):
 class Outcome(msgspec.Struct, array_like=True, gc=False):
     """How an order ended: `text` is the repr of the result or of the exception.
 
-    `clock` is that of the side that ran it, at the end; of a retry, before it was sent.
+    `clock` is that of the side that ran it, at the end; of a retry, before it was sent. The last
+    three are for events: what it took, where that was measured, and the task that ends its chord.
     """
 
     state: str
@@ -80,6 +90,9 @@ class Outcome(msgspec.Struct, array_like=True, gc=False):
     requeue: bool = False
     detail: str = ""
     clock: int = 0
+    cpu_s: float | None = None
+    memory_peak_bytes: int | None = None
+    chord_id: str | None = None
 
 
 class OrderError(ValueError):
@@ -88,14 +101,16 @@ class OrderError(ValueError):
 
 def encode_order(order: Order) -> bytes:
     """The order as msgpack; raises `OrderError`, naming the order, when that is impossible."""
+    header = order.header
+    if _all_plain(order.headers) and (header is None or _all_plain(header.stamps)):
+        try:
+            return _encoder.encode(order)
+        except (OverflowError, UnicodeEncodeError):
+            pass
+        except (TypeError, ValueError, RecursionError) as exc:
+            raise _refused(order, exc) from exc
     try:
-        return _encoder.encode(order)
-    except (OverflowError, UnicodeEncodeError):
-        pass
-    except (TypeError, ValueError, RecursionError) as exc:
-        raise _refused(order, exc) from exc
-    try:
-        return _encoder.encode(_wrapped(msgspec.to_builtins(order, builtin_types=(bytes,))))
+        return _encoder.encode(_wrapped(msgspec.to_builtins(order, builtin_types=(bytes, *_RICH))))
     except (TypeError, ValueError, OverflowError, RecursionError) as exc:
         raise _refused(order, exc) from exc
 
@@ -131,6 +146,10 @@ def _refused(order: Order, exc: BaseException) -> OrderError:
     )
 
 
+def _all_plain(values: Mapping[str, Any] | None) -> bool:
+    return not values or set(map(type, values.values())) <= _PLAIN
+
+
 def _wrapped(value: Any) -> Any:
     """The value with what msgpack lacks put into extension types; depth was capped on receipt."""
     if isinstance(value, dict):
@@ -144,6 +163,8 @@ def _wrapped(value: Any) -> Any:
             value.encode()
         except UnicodeEncodeError:
             return msgspec.msgpack.Ext(_EXT_TEXT, value.encode("utf-8", "surrogatepass"))
+    if isinstance(value, _RICH):
+        return msgspec.msgpack.Ext(_EXT_JSON, dumps_json(value))
     return value
 
 
@@ -152,6 +173,8 @@ def _unwrapped(code: int, data: memoryview) -> Any:
         return int(bytes(data), 16)
     if code == _EXT_TEXT:
         return bytes(data).decode("utf-8", "surrogatepass")
+    if code == _EXT_JSON:
+        return loads_json(bytes(data))
     return msgspec.msgpack.Ext(code, bytes(data))
 
 

@@ -29,8 +29,10 @@ from umbel.broker.connections import driver, hang_up
 from umbel.broker.mailboxes import Mailboxes
 from umbel.broker.messages import leave_compressed
 from umbel.broker.names import is_locked
+from umbel.broker.permanent import described, pause_s
 from umbel.broker.replies import publish_reply
-from umbel.wire.control import Request
+from umbel.wire.control import Request, Written
+from umbel.wire.signing import REPLY
 
 if TYPE_CHECKING:
     from umbel.app.umbel import Umbel
@@ -41,7 +43,7 @@ logger = logging.getLogger("umbel.control")
 RETRY_MIN_S, RETRY_MAX_S = 0.1, 3.0
 TURN_S = 0.5
 CHECK_S = 2.0
-START_S, JOIN_S = 3.0, 1.0
+START_S, JOIN_S, LOST_JOIN_S = 3.0, 1.0, 0.2
 ANSWER_S = 5.0
 # How long a message that one ear heard may take to reach the next one.
 ECHO_S = 5.0
@@ -156,10 +158,14 @@ class Pidbox:
         self._echoes_until = 0.0
         self._draining = False
         self._reset_due = False
+        self._opened_at = time.monotonic()
+        self._keeps = False  # messages that were sent before it was opened
 
     def start(self, connection: Connection) -> None:
         """Listen on this connection; whatever is published from now on is heard."""
         self._connection = connection
+        self._keeps = driver(connection) == "amqp" and not self.mailboxes.exclusive
+        self._opened_at = time.monotonic()
         self._ear = self._new_ear(connection)
 
     def stop(self, *, lost: bool = False) -> None:
@@ -168,6 +174,17 @@ class Pidbox:
         self._connection = None
         if ear is not None and not lost:
             ear.close()
+
+    def waited_s(self) -> float | None:
+        """How long a message that is handled now can have waited unread; None: nobody knows."""
+        looked_at, now = self._looked_at(), time.monotonic()
+        if looked_at >= self._opened_at:
+            return now - looked_at
+        return None if self._keeps else now - self._opened_at
+
+    def _looked_at(self) -> float:
+        """When everything had been read that had come before, for the last time."""
+        return self.panel.looked_at
 
     def reset(self) -> None:
         """Change the ear without missing a word."""
@@ -231,7 +248,11 @@ class Pidbox:
             prefix=self.mailboxes.prefix,
             serializer=self.app.conf.task_serializer,
             clock=self.app.clock.value,
+            signed=self._signed,
         )
+
+    def _signed(self, reply: Written, exchange: str) -> Written:
+        return self.panel.trust.signed(reply, exchange, REPLY)
 
 
 class OwnPidbox(Pidbox):
@@ -241,9 +262,11 @@ class OwnPidbox(Pidbox):
         super().__init__(app, hostname, panel)
         self.reconnects = 0
         self.locked = False  # the node's queue belongs to another connection
+        self._has_listened = False
         self._stopping = threading.Event()
         self._tried = threading.Event()  # to listen, with or without success
         self._thread: threading.Thread | None = None
+        self._turns = (self._opened_at, self._opened_at)  # when the last two began
 
     def start(self, connection: Connection) -> None:
         """Begin, called on the loop; `connection` is the consumer's and is left alone."""
@@ -260,16 +283,15 @@ class OwnPidbox(Pidbox):
 
     def _is_blind(self, connection: Connection) -> bool:
         """Whether the loop waits for the broker alone."""
-        return not connection.transport.implements.asynchronous
+        transport = connection.transport
+        return not (transport.implements.asynchronous or hasattr(transport, "wake_on"))
 
     def stop(self, *, lost: bool = False) -> None:
-        """End, and wait for it, for a while; that the consumer lost its connection is no reason."""
-        if lost:
-            return
+        """End, and wait for it; not for long when the broker is not there."""
         thread, self._thread = self._thread, None
         self._stopping.set()
         if thread is not None and thread is not threading.current_thread():
-            thread.join(JOIN_S)
+            thread.join(LOST_JOIN_S if lost else JOIN_S)
 
     def reset(self) -> None:
         """The loop changes the ear at its next turn."""
@@ -277,13 +299,16 @@ class OwnPidbox(Pidbox):
 
     _on_failure = reset
 
+    def _looked_at(self) -> float:
+        return self._turns[0]
+
     def _run(self) -> None:
         failures = 0
         while not self._stopping.is_set():
             try:
                 with contextlib.closing(_Link(self.app)) as link:
                     super().start(link.connection)
-                    failures, self.locked = 0, False
+                    failures, self.locked, self._has_listened = 0, False, True
                     self._tried.set()
                     self._listen(link)
             except Exception as exc:  # noqa: BLE001 - every transport has its own errors
@@ -292,15 +317,18 @@ class OwnPidbox(Pidbox):
                 self.locked = is_locked(exc)
                 if self.locked:
                     self._tried.set()
-                say = logger.warning if failures == 1 else logger.debug
-                say("control messages can not be received (%s): trying again", exc)
-                self._stopping.wait(_pause_s(failures))
+                # Why a worker that starts is locked out is for the step of the worker to say.
+                is_news = failures == 1 and (self._has_listened or not self.locked)
+                say = logger.warning if is_news else logger.debug
+                say("Control messages cannot be received: %s", described(exc))
+                self._stopping.wait(pause_s(exc, _pause_s(failures)))
             finally:
                 super().stop(lost=True)
 
     def _listen(self, link: _Link) -> None:
         seen, check_at = self.resets, time.monotonic() + CHECK_S
         while not self._stopping.is_set():
+            self._turns = (self._turns[1], time.monotonic())
             with contextlib.suppress(TimeoutError):
                 link.connection.drain_events(timeout=TURN_S)
             if seen != self.resets:
@@ -316,7 +344,7 @@ class GreenPidbox(OwnPidbox):
     """For pools of greenlets, where a thread of the patched process is one."""
 
     def _is_blind(self, connection: Connection) -> bool:
-        return True
+        return not hasattr(connection.transport, "wake_on")
 
 
 class ThreadPidbox(OwnPidbox):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING
 
 from umbel.app.declaring import parse_rate
@@ -118,7 +118,7 @@ class RateLimits:
             return
         lane.parked.append(request)
         self._waiting_count += 1
-        self._worker.prefetch.parked += 1
+        self._worker.prefetch.park(request)
         if lane.timer is None:
             self._schedule(name, lane)
         if self._waiting_count > self.parked_max:
@@ -135,7 +135,7 @@ class RateLimits:
         for lane in self.lanes.values():
             self._cancel(lane)
             lane.parked.clear()
-        self._count_off(len(dropped))
+        self._count_off(dropped)
         return dropped
 
     def _schedule(self, name: str, lane: Lane) -> None:
@@ -152,20 +152,34 @@ class RateLimits:
 
     def _unpark(self, lane: Lane) -> None:
         request = lane.parked.popleft()
-        self._count_off(1)
+        self._count_off((request,))
         self.surplus.shrink(request)
-        if self.surplus.is_resting and 2 * self.parked_count < self.parked_max:
-            self.surplus.wake()
+        self.made_room()
         # Its time may have run out, or it may have been revoked, while it was parked.
         request.strategy.enter(request)
 
-    def _give_back(self, requests: Sequence[Request]) -> None:
-        gone = {id(request) for request in requests}
+    def made_room(self) -> None:
+        """Fewer are parked than before: queues that rest may go on."""
+        if self.surplus.is_resting and 2 * self.parked_count < self.parked_max:
+            self.surplus.wake()
+
+    def take_out(self, keys: Container[int]) -> list[int]:
+        """Forget the requests of these identities; which of them were parked, or surplus."""
+        gone: list[Request] = []
         for lane in self.lanes.values():
-            lane.parked = deque(one for one in lane.parked if id(one) not in gone)
-            if not lane.parked:
-                self._cancel(lane)
-        self._count_off(len(requests))
+            chosen = [one for one in lane.parked if id(one) in keys]
+            if chosen:
+                gone += chosen
+                lane.parked = deque(one for one in lane.parked if id(one) not in keys)
+                if not lane.parked:
+                    self._cancel(lane)
+        self._count_off(gone)
+        for request in gone:
+            self.surplus.shrink(request)
+        return [id(request) for request in gone]
+
+    def _give_back(self, requests: Sequence[Request]) -> None:
+        self.take_out({id(request) for request in requests})
         if not self.given_back:
             logger.warning(
                 "more than %d tasks wait for rate limits: those beyond go back behind the others "
@@ -177,9 +191,10 @@ class RateLimits:
         for request in requests:
             self._worker.return_to_queue(request)
 
-    def _count_off(self, count: int) -> None:
-        self._waiting_count -= count
-        self._worker.prefetch.parked -= count
+    def _count_off(self, requests: Sequence[Request]) -> None:
+        self._waiting_count -= len(requests)
+        for request in requests:
+            self._worker.prefetch.unpark(request)
 
     @staticmethod
     def _cancel(lane: Lane) -> None:

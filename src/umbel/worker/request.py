@@ -2,7 +2,8 @@
 
 A request owns its message: it acknowledges or rejects it exactly once, on the loop thread, and
 never after the connection that brought it is gone (then it is *void*: the broker has taken the
-message back and will deliver it again). It is the pool's watcher of its own execution; what the
+message back and will deliver it again; a running request adopts that delivery, see `salvage`). It
+is the pool's watcher of its own execution; what the
 pool reports is carried over to the loop thread first.
 """
 
@@ -12,6 +13,7 @@ import logging
 import signal
 from collections.abc import Callable
 from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from umbel.app.trace import fail
@@ -24,6 +26,7 @@ from umbel.exceptions import (
 from umbel.wire.limits import Refusal
 from umbel.wire.reprs import safe_repr
 from umbel.worker.runner import UNDECODABLE
+from umbel.worker.salvage import ACK, FINAL, REJECT
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -51,6 +54,7 @@ class Request:
     __slots__ = (
         "accepted_at",
         "dropped",
+        "era",
         "eta",
         "expires",
         "header",
@@ -59,6 +63,7 @@ class Request:
         "order",
         "owed",
         "pid",
+        "queue",
         "received_at",
         "settled",
         "strategy",
@@ -74,10 +79,12 @@ class Request:
         self.header = header
         self.order = order
         self.name = header.shadow or header.task
+        self.era = 0  # of the prefetch window, while it waits
         self.eta: datetime | None = None
         self.expires: datetime | None = None
         self.timer: Any = None
         self.pid: int | None = None
+        self.queue: str | None = None  # that it came from, where events tell it
         self.received_at: float | None = None  # where it is measured
         self.accepted_at: float | None = None
         self.settled = False
@@ -102,11 +109,16 @@ class Request:
     def ack(self) -> None:
         """The message is done with."""
         if not self.settled:
-            self._settle("ack", self.message.ack)
+            self._settle(ACK, self.message.ack)
+
+    def ack_copied(self) -> None:
+        """The message is not needed: a copy of it is in its queue, to be run."""
+        self._settle("copied", self.message.ack)
 
     def reject(self, requeue: bool) -> None:
         """The message goes back to the queue, or to where dead messages go."""
-        self._settle("reject", partial(self.message.reject, requeue=requeue))
+        how = "requeue" if requeue else REJECT
+        self._settle(how, partial(self.message.reject, requeue=requeue))
 
     def give_back(self) -> None:
         """The message, of which nothing was run, goes back to its place in the queue."""
@@ -116,7 +128,9 @@ class Request:
         if self.settled:
             return
         self.settled = True
+        salvage = self.worker.salvage
         if self.void:
+            salvage.remember(self.header, how)
             return
         try:
             call()
@@ -125,7 +139,12 @@ class Request:
             logger.warning(
                 "%s of %s[%s] did not reach the broker: %s", how, self.name, self.id, exc
             )
-            self.worker.salvage.failed(exc, self.message, call)
+            salvage.failed(exc, self.message, call)
+            salvage.remember(self.header, how)
+        else:
+            recent = salvage.recent
+            if recent is not None and how in FINAL:
+                recent.append((how, self.header, monotonic()))
 
     def settle_failure(self) -> None:
         """A failed task: early ones were acknowledged before, late ones as the options say."""
@@ -315,7 +334,8 @@ class Request:
 
         def done() -> None:
             if self.worker.task_events.on:
-                self.worker.task_events.failed(self, safe_repr(exc), "")
+                text = self.strategy.redaction.text(safe_repr(exc))
+                self.worker.task_events.failed(self, text, "")
             self.settle_failure()
 
         if self.worker.metrics is not None:

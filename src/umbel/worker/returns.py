@@ -145,8 +145,10 @@ class Returns:
         channel = self._consumer.channel
         for request, done in zip(requests, confirmed, strict=True):
             if request.message.channel is not channel:
-                request.settled = request.void = True  # the broker has taken it back
+                # The broker has taken it back. It has not run, so it is not known to `salvage`:
+                # its copy, which looks the same, would be taken for it.
+                request.settled = request.void = True
             elif done:
-                request.ack()
+                request.ack_copied()
             else:
                 request.reject(requeue=True)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
@@ -48,28 +50,69 @@ logger = logging.getLogger("umbel.task")
 
 UNDECODABLE = "UNDECODABLE"
 
+# What a pool knows of the cost of one execution: its CPU time by which clock, and whether the
+# process's memory is that of one task at a time. Green pools and asyncio mix theirs in one thread.
+_USAGE: dict[str, tuple[Callable[[], float], bool]] = {
+    "prefork": (time.process_time, True),
+    "solo": (time.thread_time, True),
+    "threads": (time.thread_time, False),
+}
+# Short executions are not measured: that would cost them more than it tells. Nor is one that comes
+# after a short one of the same task in the same process.
+MEASURED_MIN_S = 0.005
+SHORT_MAX = 10_000
+_MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
+
 
 class Runner:
     """Executes the orders of one application."""
 
-    def __init__(self, app: Umbel, hostname: str) -> None:
+    def __init__(self, app: Umbel, hostname: str, pool: str = "") -> None:
         self.app = app
         self.hostname = hostname
         self._tracers: dict[str, Tracer] = {}
         self._accept = app.accept
         self._limits = app.limits
+        unknown: tuple[Callable[[], float] | None, bool] = (None, False)
+        self._cpu_clock, self._knows_memory = _USAGE.get(pool, unknown)
+        self._short: set[str] = set()  # tasks whose last execution took little time
 
     def __call__(self, order: Order) -> Outcome:
         """Run an order to its end in this thread."""
+        if order.measured:
+            return self._measured(order)
+        return self._run(order)[0]
+
+    def _measured(self, order: Order) -> Outcome:
+        """The same, for somebody who wants to know what it took."""
+        clock = None if order.task in self._short else self._cpu_clock
+        before, header = 0.0 if clock is None else clock(), order.header
+        outcome, request = self._run(order)
+        if outcome.runtime_s < MEASURED_MIN_S:
+            if clock is not None and len(self._short) < SHORT_MAX:
+                self._short.add(order.task)
+        elif clock is None:
+            self._short.discard(order.task)
+        else:
+            outcome.cpu_s = round(clock() - before, 6)
+            if self._knows_memory:
+                usage = resource.getrusage(resource.RUSAGE_SELF)
+                outcome.memory_peak_bytes = usage.ru_maxrss * _MAXRSS_BYTES
+        # A part of a chord is a part of a group.
+        if request is not None and (header is None or header.group is not None) and request.chord:
+            outcome.chord_id = _chord_id(request.chord)
+        return outcome
+
+    def _run(self, order: Order) -> tuple[Outcome, Context | None]:
         started = time.monotonic()
         self._witness(order)
         try:
             tracer = self._tracers.get(order.task) or self._tracer(order.task)
             request, body = self.open(order)
         except Refusal as refusal:
-            return _refused(refusal)
+            return _refused(refusal), None
         except Exception as exc:  # noqa: BLE001 - becomes the outcome
-            return self._unopened(order, exc, started)
+            return self._unopened(order, exc, started), None
         try:
             if tracer.task.is_async:
                 traced = drive(lambda: tracer.run_async(request, body.args, body.kwargs))
@@ -77,7 +120,7 @@ class Runner:
                 traced = tracer(request, body.args, body.kwargs)
         except Exception as exc:  # noqa: BLE001 - a limit that struck next to the body
             traced = tracer.failed(request, body.args, body.kwargs, exc)
-        return self._outcome(traced, time.monotonic() - started)
+        return self._outcome(traced, time.monotonic() - started), request
 
     async def run_async(self, order: Order) -> Outcome:
         """Run an order whose body is an `async def` on the loop of the caller."""
@@ -91,7 +134,10 @@ class Runner:
         except Exception as exc:  # noqa: BLE001 - becomes the outcome
             return await asyncio.to_thread(self._unopened, order, exc, started)
         traced = await tracer.run_async(request, body.args, body.kwargs)
-        return self._outcome(traced, time.monotonic() - started)
+        outcome = self._outcome(traced, time.monotonic() - started)
+        if order.measured and request.chord:
+            outcome.chord_id = _chord_id(request.chord)
+        return outcome
 
     def _witness(self, order: Order) -> None:
         """Where the task runs the clock may be behind the one that sent the order."""
@@ -243,6 +289,13 @@ for _name in _FROM_ORDER:
 OrderContext.root_id = _Later(  # type: ignore[assignment]
     "root_id", lambda fields: fields["_header"].root_id or fields["_header"].id
 )
+
+
+def _chord_id(chord: Any) -> str | None:
+    """The id of the task that a chord ends with, as its signature says."""
+    options = chord.get("options") if isinstance(chord, Mapping) else None
+    found = options.get("task_id") if isinstance(options, Mapping) else None
+    return found if isinstance(found, str) else None
 
 
 def _given(header: TaskHeader) -> dict[str, Any]:

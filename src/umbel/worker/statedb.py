@@ -39,6 +39,7 @@ from typing import Any, Final, NamedTuple, Self
 from umbel.cluster.clock import CLOCK_MAX, Clock, is_clock
 from umbel.cluster.revocations import COUNT_MAX, HEADER, HEADER_COUNT_MAX, TASK, Revocations
 from umbel.exceptions import ImproperlyConfigured, UmbelError
+from umbel.files import opener, tighten
 
 logger = logging.getLogger("umbel.statedb")
 
@@ -292,6 +293,11 @@ def _is_shelve(path: Path) -> bool:
 
 def _connected(path: Path) -> sqlite3.Connection:
     try:
+        # SQLite gives the files beside it the mode that this one has.
+        os.close(opener(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC))
+    except OSError as exc:
+        raise _unreachable(path, exc.strerror) from exc
+    try:
         connection = sqlite3.connect(
             path, timeout=LOCK_WAIT_S, isolation_level=None, check_same_thread=False
         )
@@ -311,6 +317,7 @@ def _connected(path: Path) -> sqlite3.Connection:
     except BaseException:
         connection.close()
         raise
+    tighten(path.with_name(f"{path.name}{suffix}") for suffix in ("", "-wal", "-shm"))
     return connection
 
 

@@ -22,7 +22,6 @@ is stored where the message told an id.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
@@ -41,8 +40,8 @@ from umbel.wire.tasks import HEADER_FIELDS, TaskHeader, read_header, read_v1, us
 from umbel.wire.times import parse_time
 from umbel.worker.orders import Order
 from umbel.worker.request import Request
+from umbel.worker.revoked_messages import keep_as_long
 from umbel.worker.runner import decode_v1
-from umbel.worker.statedb import StateNotSaved
 
 if TYPE_CHECKING:
     from umbel.app.task import Task
@@ -107,6 +106,8 @@ class Receiver:
         self._proceed(message, header, self._order(message, header, headers, body, decoded))
 
     def _proceed(self, message: Any, header: TaskHeader, order: Order) -> None:
+        if order.redelivered and self.worker.salvage.adopt(message, header):
+            return
         strategy = self.strategies.get(header.task) or self._prepare(header.task)
         if strategy is None:
             self._unregistered(message, header, order)
@@ -256,22 +257,22 @@ class Strategy:
             request.eta = parse_time(header.eta, self.zone)
         if header.umbel_clock is not None:
             worker.app.clock.adjust(header.umbel_clock)
-        worker.tally.reserved[id(request)] = request
+        worker.tally.reserve(request)
         if worker.metrics is not None:
             worker.metrics.received(request)
         if logger.isEnabledFor(logging.INFO):
             logger.info("Task %s[%s] received", request.name, header.id)
         if worker.revocations.any:
-            self._note_revoked(request)
+            keep_as_long(worker, (request,))
         discards = request.expires is not None or worker.revocations.any
         if discards and self.is_discarded(request):
             return
         if worker.task_events.on:
             worker.task_events.received(request)
-        if request.eta is None:
+        if request.eta is None and not order.redelivered and not worker.stored_states.line_count:
             self._admit(request)
         else:
-            self.proceed(request)
+            worker.stored_states.enter(request)
 
     def took(self, runtime_s: float) -> None:
         """One has ended: the mean of the last ones, so that a pause of the machine weighs little
@@ -302,6 +303,13 @@ class Strategy:
         self.worker.unhold(request)
         self._admit(request)
 
+    def keeps_result(self, header: TaskHeader) -> bool:
+        """Whether the state of this task can be read from the result backend."""
+        ignored = header.ignore_result
+        if self.task.ignores_result if ignored is None else ignored:
+            return False
+        return self.worker.app.backend.keeps_results
+
     def enter(self, request: Request) -> None:
         """A parked request has its token; meanwhile it may have expired or been revoked."""
         if not self.is_discarded(request):
@@ -313,21 +321,6 @@ class Strategy:
             rates.admit(self.task.name, request)
         else:
             self.worker.ready(request)
-
-    def _note_revoked(self, request: Request) -> None:
-        """A revocation lasts as long as what it revokes."""
-        header = request.header
-        if request.eta is None and request.expires is None:
-            return
-        eta = request.eta.timestamp() if request.eta is not None else None
-        expires = request.expires.timestamp() if request.expires is not None else None
-        noted = self.worker.revocations.note_task(
-            header.id, eta, expires, time.time(), header.stamps
-        )
-        try:
-            self.worker.keep_revoked(noted)
-        except StateNotSaved as exc:
-            logger.error("%s", exc)  # it is known in memory, and the task is discarded
 
     def is_discarded(self, request: Request) -> bool:
         """Answer a request that is revoked or has expired; whether it was."""
@@ -351,7 +344,7 @@ class Strategy:
         logger.info("Discarding %s task: %s[%s]", why, request.name, request.id)
         self.worker.unhold(request)
         request.revoke(why)
-        self.worker.tally.reserved.pop(id(request), None)
+        self.worker.tally.release(request)
 
 
 def _order_of(task: TaskEnvelope) -> Order:

@@ -25,10 +25,36 @@ class Tally:
         self.by_task: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self.reserved: dict[int, Request] = {}  # received, not settled; keyed by id(request)
+        self._by_task_id: dict[str, Request] = {}  # the same
+        self._repeated: dict[str, list[Request]] = {}  # further messages of an id, sent twice
         self.active: dict[int, Request] = {}  # being executed
         self.losses: OrderedDict[str, int] = OrderedDict()
         self.connections_lost = 0
         self.rebuilt_by_watchdog = 0
+
+    def reserve(self, request: Request) -> None:
+        """A request was received."""
+        self.reserved[id(request)] = request
+        known = self._by_task_id.setdefault(request.header.id, request)
+        if known is not request:
+            self._repeated.setdefault(request.header.id, []).append(request)
+
+    def release(self, request: Request) -> None:
+        """A request is not held any more, if it was."""
+        if self.reserved.pop(id(request), None) is None:
+            return
+        task_id = request.header.id
+        known = self._by_task_id.pop(task_id)
+        if self._repeated and (others := self._repeated.pop(task_id, None)):
+            kept = [one for one in (known, *others) if one is not request]
+            self._by_task_id[task_id] = kept[0]
+            if kept[1:]:
+                self._repeated[task_id] = kept[1:]
+
+    def of(self, task_id: str) -> tuple[Request, ...]:
+        """The requests of one task, in constant time."""
+        known = self._by_task_id.get(task_id)
+        return () if known is None else (known, *self._repeated.get(task_id, ()))
 
     def lost_again(self, task_id: str) -> int:
         """Count that a pool process died under this task; how often that has happened."""

@@ -11,8 +11,11 @@ from __future__ import annotations
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
+from msgspec import UNSET, UnsetType
+
 from umbel.wire.event_forms import TaskReceived, TaskStarted, TaskSucceeded
 from umbel.wire.reprs import safe_repr
+from umbel.wire.tasks import DELIVERY_COUNT
 
 if TYPE_CHECKING:
     from umbel.app.events.dispatcher import Dispatcher
@@ -30,6 +33,7 @@ class TaskEvents:
         self._worker = worker
         self.on = False
         self._events: Dispatcher | None = None
+        self._version: str | UnsetType = worker.app.conf.worker_code_version or UNSET
 
     def refresh(self) -> None:
         """Look whether task events are wanted: the dispatcher came, went, or was told."""
@@ -49,13 +53,24 @@ class TaskEvents:
         if events is None or not strategy.tells:
             return
         args, kwargs = strategy.redaction.event_reprs(header, self._open, request.order)
-        by = events.stamper
+        order, by = request.order, events.stamper
+        message = request.message
+        try:
+            queue = message.queue  # of our transport for Redis: no call for each task
+        except AttributeError:
+            queue = self._worker.consumer.told_queue(message)
+        request.queue = queue
+        redelivered: bool | UnsetType = UNSET
+        deliveries: int | UnsetType = UNSET
+        if order.redelivered:
+            redelivered, deliveries = True, _deliveries(message)
         seq, clock = by.count()
         events.keep(
             TaskReceived(
                 by.hostname, by.pid, by.utcoffset, clock, time(), seq, by.inc,
                 header.id, request.name, args, kwargs, header.root_id or header.id,
                 header.parent_id, header.retries or 0, header.eta, header.expires,
+                queue or UNSET, header.group or UNSET, redelivered, deliveries, len(order.body),
             )
         )  # fmt: skip
 
@@ -69,9 +84,10 @@ class TaskEvents:
         seq, clock = by.count(request.order.clock or None)
         events.keep(
             TaskStarted(
-                by.hostname, by.pid, by.utcoffset, clock, began, seq, by.inc, request.header.id
+                by.hostname, by.pid, by.utcoffset, clock, began, seq, by.inc, request.header.id,
+                request.queue or UNSET, self._version,
             )
-        )
+        )  # fmt: skip
 
     def finished(self, request: Request, outcome: Outcome) -> None:
         """The task's code has ended by itself."""
@@ -84,20 +100,23 @@ class TaskEvents:
             events.keep(
                 TaskSucceeded(
                     by.hostname, by.pid, by.utcoffset, clock, time(), seq, by.inc,
-                    request.header.id, outcome.text, outcome.runtime_s,
+                    request.header.id, outcome.text, outcome.runtime_s, _or_unset(outcome.cpu_s),
+                    _or_unset(outcome.memory_peak_bytes), _or_unset(outcome.chord_id),
                 )
             )  # fmt: skip
         elif state == "FAILURE":
-            self.failed(request, outcome.text, outcome.traceback)
+            self.failed(request, outcome.text, outcome.traceback, outcome)
         elif state == "RETRY":
-            fields = _failure(request, outcome.text, outcome.traceback)
+            fields = _failure(request, outcome.text, outcome.traceback, outcome)
             self._put("task-retried", request, fields, outcome.clock or None)
         elif state == "REJECTED":
             self.rejected(request, outcome.requeue)
 
-    def failed(self, request: Request, exception: str, traceback: str) -> None:
-        """It failed, in its code or around it."""
-        self._put("task-failed", request, _failure(request, exception, traceback))
+    def failed(
+        self, request: Request, exception: str, traceback: str, outcome: Outcome | None = None
+    ) -> None:
+        """It failed, in its code (then with its outcome) or around it."""
+        self._put("task-failed", request, _failure(request, exception, traceback, outcome))
 
     def revoked(self, request: Request, why: str, signum: int | None) -> None:
         """It will not run, or was ended: `revoked`, `expired` or `terminated`."""
@@ -129,9 +148,27 @@ class TaskEvents:
         return body.args, body.kwargs
 
 
-def _failure(request: Request, exception: str, traceback: str) -> dict[str, Any]:
-    return {
+def _failure(
+    request: Request, exception: str, traceback: str, outcome: Outcome | None = None
+) -> dict[str, Any]:
+    fields: dict[str, Any] = {
         "uuid": request.header.id,
         "exception": exception,
         "traceback": traceback[-TRACEBACK_CHARS_MAX:],
     }
+    if outcome is not None:
+        for name in ("cpu_s", "memory_peak_bytes", "chord_id"):
+            value = getattr(outcome, name)
+            if value is not None:
+                fields[name] = value
+    return fields
+
+
+def _or_unset(value: Any) -> Any:
+    return UNSET if value is None else value
+
+
+def _deliveries(message: Any) -> int | UnsetType:
+    """How often a message was delivered before, where the broker counts."""
+    count = (message.headers or {}).get(DELIVERY_COUNT)
+    return count if type(count) is int and count >= 0 else UNSET

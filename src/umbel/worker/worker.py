@@ -17,17 +17,24 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from umbel import files
 from umbel.app.declaring import annotate
+from umbel.app.events.stamper import Life
 from umbel.app.routes import direct_queue
-from umbel.cluster.revocations import Revocation, Revocations
+from umbel.app.trust import signing_key
+from umbel.cluster.agreed_time import AgreedTime
+from umbel.cluster.revocations import HEADER, Revocation, Revocations
 from umbel.worker.blueprint import Blueprint
+from umbel.worker.commands import BUILTIN
+from umbel.worker.consumer_timeout import ConsumerTimeout
 from umbel.worker.consumption import Consumption
 from umbel.worker.errors import BrokerUnreachable
+from umbel.worker.gossip import Gossip
 from umbel.worker.inbox import Inbox
 from umbel.worker.mingling import Mingling
 from umbel.worker.options import Plan, WorkerOptions, plan_for
@@ -36,9 +43,11 @@ from umbel.worker.prefetch import Prefetch
 from umbel.worker.rates import RateLimits
 from umbel.worker.request import Request, logs_results
 from umbel.worker.revocation_events import tell_revoked
+from umbel.worker.revoked_messages import RevokedMessages, keep_as_long
 from umbel.worker.runner import Runner
 from umbel.worker.salvage import Salvage
 from umbel.worker.steps import WORKER_STEPS
+from umbel.worker.stored_states import StoredStates
 from umbel.worker.strategy import Receiver
 from umbel.worker.tally import Tally
 from umbel.worker.task_events import TaskEvents
@@ -51,9 +60,9 @@ if TYPE_CHECKING:
     from umbel.app.umbel import Umbel
     from umbel.worker.autoscale import Autoscaler
     from umbel.worker.consumer import Consumer
-    from umbel.worker.gossip import Gossip
     from umbel.worker.metrics import Metrics
     from umbel.worker.panel import Panel
+    from umbel.worker.queue_watch import QueueWatch
     from umbel.worker.statedb import StateDB
 
 logger = logging.getLogger("umbel.worker")
@@ -74,34 +83,46 @@ class Worker:
         self.options = options or WorkerOptions()
         app.set_current()
         app.load_modules()
+        files.set_umask(files.read_umask(app.conf.file_umask))
         annotate(app)
         self.plan: Plan = plan_for(app, self.options)
         self._select_queues()
         self.tally = Tally()
         self.inbox = Inbox()
         self.prefetch = Prefetch(
-            self.plan.concurrency, self.plan.prefetch_multiplier, app.conf.worker_eta_task_limit
+            self.plan.concurrency,
+            self.plan.prefetch_multiplier,
+            app.conf.worker_eta_task_limit,
+            self.tally.reserved.__len__,
         )
         self.rates = RateLimits(self, app.conf.worker_parked_task_limit)
+        # Before the pool forks: whoever sends events in a pool process does so for this worker.
+        self.life = app.events.life = Life(self.plan.hostname)
         self.events: Dispatcher | None = None
         self.task_events = TaskEvents(self)
+        self.queue_watch: QueueWatch | None = None
         self.metrics: Metrics | None = None  # where they are asked for
-        self.runner = Runner(app, self.plan.hostname)
+        self.runner = Runner(app, self.plan.hostname, self.plan.pool)
         self.receiver = Receiver(self)
+        signing_key(app)  # refused now, not by the first message
+        self.wall = AgreedTime(time.time)
         self.consumption = Consumption(self)
-        self.revocations = Revocations(time.time, lock=threading.Lock())
+        self.revocations = Revocations(self.wall, lock=threading.Lock())
+        self.revoked_messages = RevokedMessages(self)
+        self.stored_states = StoredStates(self)
         self.statedb: StateDB | None = None
         self.panel: Panel | None = None
         self.salvage = Salvage(self)
+        self.consumer_timeout = ConsumerTimeout(self)
         self.mingling = Mingling(self)
-        self.gossip: Gossip | None = None
+        self.gossip = Gossip(self)  # also where it is switched off
         self.autoscaler: Autoscaler | None = None
         self.memory_samples: deque[float] = deque(maxlen=1_000)
         self.on_ready: list[Callable[[Worker], None]] = []
         self.on_task_message: list[Callable[[Any], None]] = []
         self.started_at = time.time()
         self.ready_now = False
-        self.last_turn = time.monotonic()
+        self.last_turn = self.turn_before = time.monotonic()  # when the last two began
         self.stop_wanted = threading.Event()
         self.cold = False
         self.soft_until: float | None = None
@@ -159,6 +180,9 @@ class Worker:
             self.soft_until = time.monotonic() + patience_s
         elif cold:
             self.cold = True
+        consumer: Consumer | None = getattr(self, "consumer", None)  # none yet at the very start
+        if consumer is not None and not self.busy:
+            consumer.leaving.begin()  # the loop may be waiting for an answer right now
         self.stop_wanted.set()
         self.inbox.wake()
         if self.cold and self.inline:
@@ -219,7 +243,8 @@ class Worker:
         What was revoked, or has expired, while it waited is not among it: to be answered later.
         """
         ready, revocations, forward = self._ready, self.revocations, self.app.clock.forward
-        told = self.task_events.on or logs_results()
+        measured = self.task_events.on
+        told = measured or logs_results()
         while ready and not self.stop_wanted.is_set():
             request = ready.popleft()
             strategy, header, order = request.strategy, request.header, request.order
@@ -230,6 +255,8 @@ class Worker:
                     continue
             order.clock = forward()
             order.told = told
+            if measured:
+                order.measured = strategy.tells
             self._in_pool += 1
             self.tally.by_task[header.task] += 1
             soft_s, hard_s = strategy.limits(header)
@@ -249,11 +276,13 @@ class Worker:
         """The pool is done with the request."""
         key = id(request)
         self.tally.active.pop(key, None)
-        self.tally.reserved.pop(key, None)
+        self.tally.release(request)
         self.tally.finished += 1
         self._in_pool -= 1
         if request.owed:
             self.salvage.owe_no_more(request)
+        if request.void or self.salvage.adopted:
+            self.salvage.ended(request)
         if self._ready and not self.pool.on_loop:  # which has us fill it
             self.dispatch()
 
@@ -279,32 +308,81 @@ class Worker:
     def hold(self, request: Request, wait_s: float, then: Callable[[Request], None]) -> None:
         """Keep a request until its time has come; it does not count against the window."""
         if request.timer is None:
-            self.prefetch.held += 1
+            self.prefetch.hold(request)
+        else:
+            _cancel(request.timer)
         request.timer = self.timer.call_after(wait_s, then, (request,))
 
     def unhold(self, request: Request) -> None:
         """The request waits no longer."""
         if request.timer is not None:
-            request.timer.cancel()
+            _cancel(request.timer)
             request.timer = None
-            self.prefetch.held -= 1
+            self.prefetch.unhold(request)
 
-    def keep_revoked(self, changed: list[Revocation]) -> None:
+    def keep_revoked(self, changed: Sequence[Revocation]) -> None:
         """Write revocations through to the state file, if there is one."""
         if changed and self.statedb is not None:
             self.statedb.save_revoked(changed)
 
-    def learn_revoked(self, changed: list[Revocation], method: str) -> None:
-        """Others have told of these: keep them, and tell that this worker knows."""
+    def learn_revoked(
+        self, changed: Sequence[Revocation], method: str, ids: Collection[str] | None = None
+    ) -> None:
+        """Others have told of these: settle their messages, keep them, tell that we know them.
+
+        `ids` are all that were named, also those that are known or that there is no room for.
+        """
+        tasks = [one.key for one in changed if one.kind != HEADER] if ids is None else ids
+        headers = any(one.kind == HEADER for one in changed)
+        held = self.revoked_messages.held(tasks, headers=headers)
+        self.revoked_messages.add(tasks, headers=headers)
         self.keep_revoked(changed)
+        keep_as_long(self, held)
         tell_revoked(self, changed, method)
-        if changed and not self.inline:
-            self.inbox.post(self.reconsider)
+
+    def may(self, name: str) -> bool:
+        """Whether `control_allow` lets this worker do what the command of that name does.
+
+        It holds for every way in: what others tell in greetings and events as well.
+        """
+        if self.panel is not None:
+            return self.panel.may(name)
+        command = BUILTIN.get(name)
+        return command is not None and command.is_allowed(self.app.conf.control_allow)
+
+    def take_waiting(self, requests: Sequence[Request]) -> list[Request]:
+        """Those of these requests that nothing works on; but for timers they wait no longer.
+
+        The others are in the pool, or their outcome is being stored.
+        """
+        active = self.tally.active
+        chosen = {id(one): one for one in requests if id(one) not in active and not one.void}
+        rest = {key for key, one in chosen.items() if one.timer is None}
+        if rest:
+            rest.difference_update(self.rates.take_out(rest))
+        if rest and not self._take_ready(rest):
+            self.recall()  # some are in the pool, and may not have begun
+            self._take_ready(rest)
+        return [one for key, one in chosen.items() if key not in rest]
+
+    def _take_ready(self, wanted: set[int]) -> bool:
+        """Take what is ready out of its queue, and out of `wanted`; whether that was all."""
+        found = wanted.intersection(map(id, self._ready))
+        if found:
+            self._ready = deque(one for one in self._ready if id(one) not in found)
+            wanted -= found
+        return not wanted
+
+    def return_waiting(self, requests: Sequence[Request]) -> None:
+        """Of these requests, return those that nothing works on to the tails of their queues."""
+        for request in self.take_waiting(requests):
+            self.return_to_queue(request)
+        self.dispatch()
 
     def return_to_queue(self, request: Request) -> None:
         """This worker will not run it: somebody may, later. It goes behind all others."""
         self.unhold(request)
-        self.tally.reserved.pop(id(request), None)
+        self.tally.release(request)
         self.consumer.returns.add(request)
 
     @property
@@ -329,7 +407,7 @@ class Worker:
         for request in reversed(waiting):
             if id(request) in submitted:
                 self.unhold(request)
-                self.tally.reserved.pop(id(request), None)
+                self.tally.release(request)
                 request.give_back()
         self._ready.clear()
 
@@ -350,10 +428,7 @@ class Worker:
         """
 
         def run() -> None:
-            try:
-                work()
-            except Exception:
-                logger.exception("a result could not be stored")
+            _attempt(work)
             self.inbox.post(done)
 
         def done() -> None:
@@ -362,6 +437,10 @@ class Worker:
 
         self._aside_count += 1
         self._aside.submit(run)
+
+    def store_aside(self, work: Callable[[], None]) -> None:
+        """Store something away from the caller's thread, whichever that is; nothing follows."""
+        self._aside.submit(_attempt, work)
 
     def settle(self, message: Any, how: str) -> None:
         """Acknowledge or reject (without requeue) a message that became no request."""
@@ -385,5 +464,23 @@ class Worker:
         return time.monotonic() - self.last_turn < patience_s
 
     def is_ready(self) -> bool:
-        """Whether the worker takes messages."""
-        return self.ready_now and not self.stop_wanted.is_set()
+        """Whether the worker takes messages from all of its queues."""
+        return self.ready_now and not self.stop_wanted.is_set() and not self.refused_queues
+
+    @property
+    def refused_queues(self) -> dict[str, str]:
+        """Queues that the broker does not let this worker consume, and why."""
+        return self.consumption.refused_queues
+
+
+def _attempt(work: Callable[[], None]) -> None:
+    try:
+        work()
+    except Exception:
+        logger.exception("a result could not be stored")
+
+
+def _cancel(timer: Any) -> None:
+    """Cancel a timer of a request. Its entry stays in the schedule until its time has come."""
+    timer.cancel()
+    timer.args = ()  # without the request and its message

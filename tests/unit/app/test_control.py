@@ -18,11 +18,21 @@ from msgspec.structs import replace
 from tests.responders import SILENCE, Responder
 from tests.servers import wait_until
 from umbel import Umbel
-from umbel.app.control import DuplicateNodenameWarning, collector
+from umbel.app.control import DuplicateNodenameWarning, collector, mailbox
 from umbel.app.control.inspection import flatten_reply
+from umbel.app.control.mailbox import CAST_SETTLE_S
+from umbel.app.trust import Trust
 from umbel.exceptions import ImproperlyConfigured
 from umbel.wire.control import Request
-from umbel.wire.signing import Distrust, Nonces, verify
+from umbel.wire.signing import (
+    CHALLENGE,
+    LISTENING_S,
+    REPLY,
+    Distrust,
+    Nonces,
+    check_signature,
+    verify,
+)
 
 KEY = "sixteen bytes, or more of them"
 LONG_S = 10.0
@@ -415,7 +425,137 @@ def test_commands_are_signed_with_the_shared_key(new_app, node, mode):
 def test_commands_are_not_signed_unless_asked_for(new_app, node):
     app = new_app(control_signing_key=KEY)
     app.control.ping(limit=1, timeout=LONG_S)
-    assert set(node.raw[-1][1]) == {"clock", "expires"}
+    assert set(node.raw[-1][1]) == {"clock", "expires", "umbel_sent_at"}
+
+
+# -- signed replies ------------------------------------------------------------------------
+
+
+def sealing(app: Umbel) -> Callable[[Any, str], Any]:
+    """What a node with the settings of this application makes of its replies."""
+    return lambda reply, exchange: Trust(app).signed(reply, exchange, REPLY)
+
+
+def test_a_wrongly_signed_reply_is_dropped_and_a_copy_of_a_right_one_too(
+    new_app, node, background, caplog
+):
+    app = new_app(control_signing="optional", control_signing_key=KEY)
+    stranger = new_app(control_signing="optional", control_signing_key="x" * 16)
+    right = sealing(app)
+    node.hold()
+    call = background(app.control.broadcast, "echo", reply=True, timeout=LONG_S, limit=3)
+    request = held(node)
+    node.reply(request, "forged", signed=sealing(stranger))
+    sealed: list[Any] = []
+
+    def keep(reply: Any, exchange: str) -> Any:
+        sealed.append(right(reply, exchange))
+        return sealed[-1]
+
+    node.reply(request, "right", signed=keep)
+    node.reply(request, "copy", signed=lambda reply, exchange: sealed[0])
+    node.reply(request, "another", signed=right)
+    node.reply(request, "unsigned")
+    assert [one["w1@h"] for one in call.result(LONG_S)] == ["right", "another", "unsigned"]
+    counts = app.control.mailbox.counts
+    assert (counts["bad-signature"], counts["replayed"]) == (1, 1)
+    assert "a reply of w1@h was dropped (bad-signature)" in caplog.text
+
+
+@pytest.mark.parametrize(("mode", "heard"), [("off", 2), ("optional", 2), ("required", 1)])
+def test_a_node_acts_on_unsigned_replies_only_where_signing_is_not_required(
+    new_app, node, background, mode, heard
+):
+    app = new_app(control_signing=mode, control_signing_key=KEY)
+    node.hold()
+    call = background(
+        app.control.mailbox.call, "echo", {}, timeout_s=LONG_S, limit=heard, signed_only=True
+    )
+    request = held(node)
+    node.reply(request, "unsigned")
+    node.reply(request, "signed", signed=sealing(app))
+    found = [one["w1@h"] for one in call.result(LONG_S)]
+    assert found == ["unsigned", "signed"][-heard:]
+
+
+def test_a_challenge_is_answered_once_and_only_if_it_is_signed(new_app, node, background):
+    app = new_app(control_signing="required", control_signing_key=KEY)
+    node.hold()
+    call = background(app.control.broadcast, "echo", {"n": 1}, reply=True, timeout=LONG_S, limit=2)
+    request = held(node)
+    unsigned = {"error": "prove it", CHALLENGE: "forged", LISTENING_S: 60.0}
+    node.reply(request, unsigned)
+    challenge = {"error": "prove it", CHALLENGE: "c" * 32, LISTENING_S: 60.0}
+    node.reply(request, challenge, signed=sealing(app))
+    wait_until(lambda: len(node.seen) == 2, what="the answer to the challenge")
+    proof, headers = node.seen[1]
+    assert headers[CHALLENGE] == "c" * 32
+    assert (proof.ticket, proof.arguments, proof.destination) == (
+        request.ticket, {"n": 1}, ("w1@h",)
+    )  # fmt: skip
+    body, raw_headers, _ = node.raw[1]
+    assert raw_headers["umbel_nonce"] != node.raw[0][1]["umbel_nonce"]
+    check_signature(body, raw_headers, KEY.encode(), exchange="celery.pidbox")
+    node.reply(request, challenge, signed=sealing(app))
+    assert [one["w1@h"] for one in call.result(LONG_S)] == [unsigned, challenge]
+    assert len(node.seen) == 2
+
+
+def test_a_node_that_was_not_there_when_a_command_was_sent_gets_no_proof(
+    new_app, node, background, monkeypatch
+):
+    monkeypatch.setattr(mailbox, "LISTENING_SLACK_S", 0.0)
+    app = new_app(control_signing="required", control_signing_key=KEY)
+    node.hold()
+    call = background(app.control.broadcast, "echo", reply=True, timeout=LONG_S, limit=2)
+    request = held(node)
+    late = {"error": "prove it", CHALLENGE: "c" * 32, LISTENING_S: 0.0}
+    node.reply(request, late, signed=sealing(app))
+    odd = {"error": "prove it", CHALLENGE: "c" * 32}
+    node.reply(request, odd, signed=sealing(app))
+    assert [one["w1@h"] for one in call.result(LONG_S)] == [late, odd]
+    assert len(node.seen) == 1
+
+
+def test_casts_are_forgotten_after_a_while(new_app, node, monkeypatch):
+    monkeypatch.setattr(mailbox, "CAST_PROOF_S", 0.0)
+    app = new_app(control_signing="required", control_signing_key=KEY)
+    for number in range(5):
+        app.control.broadcast("echo", {"n": number})
+        assert len(app.control.mailbox._calls) == 1
+
+
+def test_a_command_without_reply_has_an_address_for_challenges_where_signing_is_required(
+    new_app, node
+):
+    app = new_app(control_signing="required", control_signing_key=KEY)
+    node.hold()
+    app.control.broadcast("echo", {"n": 1})
+    request = held(node)
+    assert request.reply_to is not None
+    challenge = {"error": "prove it", CHALLENGE: "c" * 32, LISTENING_S: 60.0}
+    node.reply(request, challenge, signed=sealing(app))
+    wait_until(lambda: len(node.seen) == 2, what="the answer to the challenge")
+    assert node.seen[1][1][CHALLENGE] == "c" * 32
+    began = time.monotonic()
+    app.control.close()
+    assert time.monotonic() - began < LONG_S
+    plain = new_app()
+    plain.control.broadcast("echo", {"n": 2})
+    node.wait_until_holding(3)
+    assert node.seen[-1][0].reply_to is None
+
+
+def test_who_closes_right_after_a_command_waits_for_challenges_for_a_moment(new_app):
+    app = new_app(control_signing="required", control_signing_key=KEY)
+    app.control.close()
+    began = time.monotonic()
+    app.control.broadcast("echo", {"n": 1})
+    app.control.close()
+    assert time.monotonic() - began >= CAST_SETTLE_S
+    began = time.monotonic()
+    app.control.close()
+    assert time.monotonic() - began < CAST_SETTLE_S
 
 
 @pytest.mark.parametrize("key", [None, "short"])

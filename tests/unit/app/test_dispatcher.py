@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -16,9 +19,9 @@ from umbel.app.events import Events
 from umbel.app.events import dispatcher as dispatching
 from umbel.app.events.dispatcher import Dispatcher
 from umbel.app.events.outlet import event_exchange
-from umbel.app.events.stamper import new_incarnation
+from umbel.app.events.stamper import Life, Stamper, new_incarnation
 from umbel.wire.event_forms import TaskStarted
-from umbel.wire.events import read
+from umbel.wire.events import check, read
 
 ACCEPT = frozenset({"application/json"})
 
@@ -341,6 +344,71 @@ def test_a_task_tells_of_itself_under_the_name_of_its_node(app: Umbel, tap: Tap)
     app.close()
     (event,) = tap.events()
     assert (event["type"], event["uuid"], event["done"]) == ("task-progress", "the-id", 1)
+
+
+def test_whoever_sends_events_in_a_worker_does_so_as_a_part_of_its_life(
+    app: Umbel, tap: Tap
+) -> None:
+    life = app.events.life = Life("w1@test")
+    assert app.events.default_dispatcher().hostname == app.origin, "its life has not begun"
+    with app.events.Dispatcher("w1@test", stamper=Stamper("w1@test", app.clock)) as worker:
+        life.begin(worker.stamper.inc)
+        worker.send("worker-online")
+    for dispatcher in (
+        app.events.default_dispatcher(),
+        app.events.default_dispatcher("w1@test"),
+        app.events.Dispatcher(),
+        app.events.Dispatcher("w1@test"),
+    ):
+        with dispatcher:
+            dispatcher.send("task-progress", uuid="1")
+    with app.events.Dispatcher("other@test") as other:
+        other.send("worker-online")
+    online, first, second, third, fourth, stranger = tap.events()
+    lives = {(event["hostname"], event["pid"], event["inc"]) for event in tap.events()[:5]}
+    assert lives == {("w1@test", os.getpid(), worker.stamper.inc)}
+    assert "umbel_series" not in online
+    assert first["umbel_series"] == second["umbel_series"], "one dispatcher, left open"
+    assert [event["seq"] for event in (online, first, second, third, fourth)] == [1, 1, 2, 1, 1]
+    assert len({event["umbel_series"] for event in (first, third, fourth)}) == 3
+    assert stranger["inc"] != worker.stamper.inc
+    assert "umbel_series" not in stranger
+
+
+def test_a_forked_process_belongs_to_the_life_of_the_worker_that_begins_after_the_fork(
+    app: Umbel,
+) -> None:
+    life = app.events.life = Life("w1@test")
+    begun_r, begun_w = os.pipe()
+    told_r, told_w = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.read(begun_r, 1)
+        stamper = app.events.new_stamper()
+        os.write(told_w, json.dumps(stamper.make("task-progress", {"uuid": "1"})).encode())
+        os._exit(0)
+    life.begin(4711)
+    os.write(begun_w, b"!")
+    event = json.loads(os.read(told_r, 10_000))
+    os.waitpid(pid, 0)
+    for fd in (begun_r, begun_w, told_r, told_w):
+        os.close(fd)
+    assert (event["hostname"], event["pid"], event["inc"]) == ("w1@test", os.getpid(), 4711)
+    assert (event["seq"], check(event)) == (1, "")
+    assert event["umbel_series"] > 0
+
+
+def test_threads_that_begin_to_send_at_once_share_one_thread_for_it(app: Umbel, tap: Tap) -> None:
+    dispatcher, barrier = app.events.default_dispatcher(), threading.Barrier(8)
+
+    def send(number: int) -> None:
+        barrier.wait(10)
+        with dispatcher:
+            dispatcher.send("task-x", uuid=str(number))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(send, range(8)))
+    assert sorted(event["seq"] for event in tap.events()) == list(range(1, 9))
 
 
 def test_a_client_that_wants_to_tells_of_what_it_sends(app: Umbel, tap: Tap) -> None:

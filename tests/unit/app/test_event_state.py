@@ -109,6 +109,43 @@ def test_offline_ends_it_at_once_and_what_comes_late_does_not_raise_it(
         assert alive(state) == ["w1"]
 
 
+@pytest.mark.parametrize("clock", [{}, {"clock": 0}])
+def test_figures_and_good_byes_without_a_clock_count_by_their_time(
+    state: State, clock: dict[str, int]
+) -> None:
+    def blind(made: Event) -> Event:
+        return {**{name: value for name, value in made.items() if name != "clock"}, **clock}
+
+    state.event(heartbeat(5, active=1))
+    state.event(blind(heartbeat(6, active=2)))
+    worker = state.workers["w1"]
+    assert (worker.active, worker.clock) == (2, 5)
+    state.event(heartbeat(4, active=9))  # late
+    state.event(blind(heartbeat(3, active=9)))
+    assert (worker.active, worker.clock) == (2, 5)
+    state.event(heartbeat(7, active=3))
+    assert (worker.active, worker.clock) == (3, 7)
+    state.event(blind(worker_event("offline", 8)))
+    assert alive(state) == []
+
+
+def test_who_asks_hears_of_every_life_once(time: Time) -> None:
+    heard: list[Any] = []
+    state = State(
+        clock=time,
+        on_node_join=lambda worker: heard.append(("join", worker.hostname, worker.inc)),
+        on_node_leave=lambda worker: heard.append(("leave", worker.hostname, worker.inc)),
+    )
+    state.event(task_event("succeeded", "t", 1, inc=11))  # says nothing of the worker itself
+    state.event(heartbeat(2, inc=11))
+    state.event(worker_event("online", 3, inc=11))
+    state.event(worker_event("online", 4, pid=8, inc=12))
+    state.event(worker_event("offline", 5, inc=11))  # of the old one
+    state.event(worker_event("offline", 6, pid=8, inc=12))
+    state.event(worker_event("offline", 6, pid=8, inc=12))
+    assert heard == [("join", "w1", 11), ("join", "w1", 12), ("leave", "w1", 12)]
+
+
 def test_the_next_life_is_alive_whatever_its_clock(state: State) -> None:
     state.event(heartbeat(900, inc=11, active=3))
     state.event(worker_event("offline", 901, inc=11))
@@ -158,6 +195,70 @@ def test_tasks_are_signs_of_life_of_workers_but_not_of_clients(state: State, tim
     assert (state.tasks["t"].worker, state.tasks["t"].client) == ("w1", "gen5@client")
 
 
+CHILDREN = {
+    "of an older version": {"pid": 9, "inc": 6},
+    "of Celery": {"pid": 9},
+    "of ours": {"pid": 7, "inc": 5, "umbel_series": 77},
+}
+
+
+@pytest.mark.parametrize("child", CHILDREN)
+def test_what_a_pool_process_sends_changes_no_life_and_no_figure(
+    state: State, time: Time, child: str
+) -> None:
+    life = {"pid": 7} if child == "of Celery" else {"pid": 7, "inc": 5}
+    state.event(task_event("progress", "t", 1, **CHILDREN[child]))
+    state.event(worker_event("online", 2, freq=2.0, **life))
+    for clock in range(3, 30, 3):
+        state.event(task_event("progress", "t", clock + 100, **CHILDREN[child]))
+        state.event(task_event("started", "t", clock, **life))
+        state.event(heartbeat(clock + 1, active=clock, **life))
+        worker = state.workers["w1"]
+        assert (worker.alive, worker.active, worker.pid) == (True, clock, 7)
+        assert worker.inc == life.get("inc")
+        time.now += 1
+    state.event(worker_event("offline", 60, **life))
+    state.event(task_event("progress", "t", 200, **CHILDREN[child]))
+    assert alive(state) == []
+
+
+@pytest.mark.parametrize("child", CHILDREN)
+def test_a_worker_that_is_gone_is_not_alive_because_its_pool_processes_still_send(
+    state: State, time: Time, child: str
+) -> None:
+    state.event(heartbeat(pid=7, **({} if child == "of Celery" else {"inc": 5})))
+    for _ in range(10):
+        time.now += 1
+        state.event(task_event("progress", "t", **CHILDREN[child]))
+    state.event(worker_event("note", **CHILDREN["of ours"]))
+    assert alive(state) == []
+
+
+def test_a_worker_known_from_tasks_goes_by_what_it_says_of_itself(state: State) -> None:
+    state.event(task_event("started", "t", pid=9, inc=6))
+    assert (state.workers["w1"].pid, state.workers["w1"].inc) == (9, 6)
+    state.event(heartbeat(2, pid=7, inc=5))
+    assert (state.workers["w1"].pid, state.workers["w1"].inc) == (7, 5)
+    assert state.workers["w1"].processed == 5
+
+
+def test_events_of_a_clients_own_make_it_no_worker(state: State) -> None:
+    state.event(task_event("approved", "t", hostname="gen1@web"))
+    assert state.tasks["t"].state == "APPROVED"
+    assert dict(state.workers) == {}
+
+
+def test_events_that_are_sent_for_a_worker_tell_nothing_of_its_figures(
+    state: State, time: Time
+) -> None:
+    state.event(heartbeat(2, inc=5))
+    time.now += 3
+    state.event(worker_event("note", 500, inc=5, umbel_series=77, active=9))
+    state.event(heartbeat(3, inc=5, active=4))
+    worker = state.workers["w1"]
+    assert (worker.alive, worker.active, worker.clock) == (True, 4, 3)
+
+
 @pytest.mark.parametrize(
     ("told", "believed"),
     [
@@ -181,6 +282,17 @@ def test_a_heartbeat_tells_the_figures_of_a_worker(state: State) -> None:
     software = {"sw_ident": "py-celery", "sw_ver": "5.7.0", "sw_sys": "Linux"}
     status = {"alive": True, "status_string": "ONLINE", "heard_ago_s": 0.0}
     assert worker.as_dict() == who | figures | software | status
+
+
+def test_an_event_that_was_long_on_its_way_is_no_wrong_wall_clock(state: State) -> None:
+    for clock, delay_s in enumerate((0.1, 4.0, 3.0, 0.2, 5.0), 1):
+        state.event(heartbeat(clock, timestamp=WALL + clock, local_received=WALL + clock + delay_s))
+        skew_s = state.workers["w1"].skew_s
+        assert skew_s is not None
+        assert round(skew_s, 3) == -0.1
+    for clock in range(6, 11):  # its clock was set back
+        state.event(heartbeat(clock, timestamp=WALL, local_received=WALL + 60))
+    assert state.workers["w1"].skew_s == -60
 
 
 def test_what_makes_no_sense_leaves_the_figure_before_it(state: State) -> None:

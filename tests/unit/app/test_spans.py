@@ -100,6 +100,20 @@ def test_a_run_belongs_to_the_trace_of_what_sent_it(
     assert ran.attributes["umbel.node"] == "w1@test"
 
 
+def test_the_error_in_a_span_has_no_secret(app: Umbel) -> None:
+    @app.task(name="fail")
+    def fail(text: str) -> None:
+        raise OSError(text)
+
+    run(app, "fail", None, "no redis://:hunter2@h with password=hunter2")
+    span = finished("run fail")
+    (event,) = span.events
+    assert event.attributes["exception.type"] == "OSError"
+    assert "redis://:**@h with password=**" in event.attributes["exception.message"]
+    assert "OSError: no redis://:**@h" in event.attributes["exception.stacktrace"]
+    assert "hunter2" not in span.to_json()
+
+
 def test_what_a_task_sends_belongs_to_its_run(app: Umbel, monkeypatch: pytest.MonkeyPatch) -> None:
     @app.task(name="child")
     def child() -> None: ...

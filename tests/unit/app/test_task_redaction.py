@@ -49,7 +49,7 @@ def test_an_annotation_may_switch(app: Umbel) -> None:
     task = app.task(login)
     app.conf.task_annotations = {"*": {"redact": True}}
     annotate(app)
-    assert task.redaction.hides_result
+    assert task.redaction.hides_all
     assert texts(app, task, "bob", "x", a=1) == ("(**)", "{**}")
 
 

@@ -13,6 +13,7 @@ from umbel.cli.cluster_findings import (
     judge_events,
     judge_nodes,
     judge_queues,
+    judge_refused,
     judge_revocations,
     judge_versions,
 )
@@ -32,6 +33,7 @@ FACTS: dict[str, Any] = {
     "info": INFO,
     "script": "",
     "tracking": "",
+    "time": "",
     "pubsub": "",
     "channels": ["/0.x"],
 }
@@ -91,7 +93,8 @@ def test_a_redis_that_is_not(case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fact", "verdict"), [("script", "fail"), ("pubsub", "fail"), ("tracking", "warn")]
+    ("fact", "verdict"),
+    [("script", "fail"), ("pubsub", "fail"), ("tracking", "warn"), ("time", "warn")],
 )
 def test_what_the_server_does_not_allow(fact: str, verdict: str) -> None:
     found = worst(judge_redis({**FACTS, fact: "NOPERM"}))
@@ -202,6 +205,28 @@ def test_who_goes_while_one_looks() -> None:
 def test_one_name_for_two(fields: dict[str, Any]) -> None:
     found = worst(judge_nodes(census(row("a@h"), **fields), "r"))
     assert (found.verdict, found.text) == ("fail", "several nodes are called a@h")
+
+
+@pytest.mark.parametrize(
+    ("source", "reason", "check", "advice"),
+    [
+        ("events", "bad-clock", "events", "another event_exchange"),
+        ("events", "bad-signature", "events", "the same control_signing_key"),
+        ("control", "undecodable", "nodes", "another control_exchange"),
+        ("tasks", "unregistered", "queues", "import the missing modules"),
+        ("replies", "undecodable", "nodes", "another format"),
+        ("greetings", "bad-life", "revocations", "one version"),
+    ],
+)
+def test_what_a_node_refused_is_a_warning_with_the_way_out(
+    source: str, reason: str, check: str, advice: str
+) -> None:
+    (found,) = judge_refused([row("a@h", refused={source: {reason: 3}}), row("b@h")])
+    assert (found.verdict, found.check) == ("warn", check)
+    assert "a@h refused 3 " in found.line
+    assert f"({reason} 3)" in found.line
+    assert advice in found.line
+    assert found.details == {"node": "a@h", "source": source, "refused": {reason: 3}}
 
 
 EVENTS: dict[str, tuple[list[NodeStatus], str, str]] = {

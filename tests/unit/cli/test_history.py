@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -40,6 +43,94 @@ def tables(world: World, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def lines_of(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
+
+
+# -- sql ---------------------------------------------------------------------------------------
+
+
+def sql(umbel: Umbel, tables: str, query: str, *options: str) -> Any:
+    return umbel("history", "sql", "--tables", tables, query, *options)
+
+
+def test_sql_prints_a_table_json_or_csv(umbel: Umbel, tables: str, world: World) -> None:
+    query = "SELECT name, count(*) AS n, bool_or(true) AS yes FROM tasks GROUP BY name ORDER BY n"
+    names = [row["name"] for row in world.rows["tasks"]]
+    shown = sql(umbel, tables, query)
+    assert (shown.code, shown.out.splitlines()[0].split()) == (0, ["name", "n", "yes"])
+    assert "\x1b" not in shown.out
+    rows = lines_of(sql(umbel, tables, query, "--json").out)
+    assert {row["name"]: row["n"] for row in rows} == {name: names.count(name) for name in names}
+    head, *cells = csv.reader(io.StringIO(sql(umbel, tables, query, "--csv").out))
+    assert head == ["name", "n", "yes"]
+    assert {name: int(n) for name, n, _ in cells} == {name: names.count(name) for name in names}
+    assert {yes for _, _, yes in cells} == {"true"}
+
+
+def test_sql_shows_so_many_rows_and_says_that_there_are_more(umbel: Umbel, tables: str) -> None:
+    ran = sql(umbel, tables, "SELECT uuid FROM tasks", "--limit", "5", "--json")
+    assert len(lines_of(ran.out)) == 5
+    assert ran.err == "umbel: there are more than 5 rows: --limit 0 shows all\n"
+    ran = sql(umbel, tables, "SELECT uuid FROM tasks", "--limit", "0", "--json")
+    assert (len(lines_of(ran.out)), ran.err) == (120, "")
+
+
+def test_sql_reads_standard_input(
+    umbel: Umbel, tables: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("SELECT 6 * 7 AS n"))
+    assert lines_of(sql(umbel, tables, "-", "--json").out) == [{"n": 42}]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT * FROM read_csv('/etc/passwd')",
+        "COPY tasks TO 'x.csv'",
+        "ATTACH 'x.db'",
+        "INSTALL httpfs",
+        "PRAGMA database_list",
+        "SET threads = 1",
+        "SELECT 1; SELECT 2",
+    ],
+)
+def test_sql_refuses_what_is_no_select_with_one_line(umbel: Umbel, tables: str, query: str) -> None:
+    ran = sql(umbel, tables, query)
+    assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
+    assert "root:" not in ran.err
+
+
+def test_sql_ends_after_its_time_with_a_code_of_its_own(umbel: Umbel, tables: str) -> None:
+    query = "SELECT count(*) FROM range(10000000) a, range(10000000) b WHERE a.range * b.range = 7"
+    ran = sql(umbel, tables, query, "--timeout", "0.2")
+    assert (ran.code, ran.out) == (3, "")
+    assert "--timeout SECONDS gives it more time" in ran.err
+
+
+def test_sql_takes_one_form_of_output(umbel: Umbel, tables: str) -> None:
+    ran = sql(umbel, tables, "SELECT 1", "--json", "--csv")
+    assert (ran.code, ran.err) == (2, "umbel: choose one of --json and --csv\n")
+
+
+def test_an_interrupt_ends_a_long_query_at_once(tables: str, tmp_path: Path) -> None:
+    query = "SELECT count(*) FROM range(10000000) a, range(10000000) b WHERE a.range * b.range = 7"
+    code = (
+        "import signal, sys, threading, os\n"
+        "from umbel.pipeline import reading\n"
+        "before = reading._fetched\n"
+        "def fetched(*args):\n"
+        "    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "    return before(*args)\n"
+        "reading._fetched = fetched\n"
+        "from umbel.cli.main import run\n"
+        "sys.exit(run(sys.argv[1:]))\n"
+    )
+    argv = ["history", "sql", "--tables", tables, query]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *argv],
+        capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (130, "")
+    assert "Traceback" not in done.stderr
 
 
 # -- show --------------------------------------------------------------------------------------

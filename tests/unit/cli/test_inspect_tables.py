@@ -131,6 +131,7 @@ def test_stats_are_a_line_per_node_and_a_line_per_task() -> None:
         "broker": {"transport": "redis", "hostname": "h", "port": 6379, "virtual_host": "/1"},
         "prefetch_count": 16,
         "rusage": {"maxrss": 51200},
+        "umbel": {"gossip_refused": {"bad-clock": 2}, "refused": {}},
     }
     assert lines("stats", a=answer) == [
         [
@@ -149,6 +150,8 @@ def test_stats_are_a_line_per_node_and_a_line_per_task() -> None:
         ["node", "task", "count"],
         ["a", "shop.charge", "3"],
         ["a", "shop.refund", "1"],
+        ["node", "refused", "reason", "count"],
+        ["a", "events", "bad-clock", "2"],
     ]
 
 

@@ -128,6 +128,17 @@ def test_what_clients_send_makes_no_node(script: Script) -> None:
     assert called(script.task("sent", "a", "gen1@host", name="n")).rows(1.0) == []
 
 
+def test_events_that_a_task_sends_do_not_tell_whether_the_worker_has_task_events_on(
+    script: Script,
+) -> None:
+    beats = script.heartbeat(processed=3), script.heartbeat(processed=8)
+    own = script.task("progress", "a", pid=200), script.task("approved", "a", "gen1@host")
+    roll = called(*own, beats[0], *own, beats[1], *own)
+    row = only(roll.rows(1.0))
+    assert (row.pid, row.processed, row.task_events) == (100, 8, False)
+    assert roll.complete(3.0), "nobody else is waited for"
+
+
 def test_heartbeats_only_are_told(script: Script) -> None:
     (remark,) = remarks(called(script.heartbeat()).rows(1.0), "redis://h", 2.0, 0)
     assert remark.startswith("heartbeats only")
@@ -139,6 +150,27 @@ def test_lost_events_are_told(script: Script) -> None:
     assert list(remarks(rows, "redis://h", 2.0, 1)) == [
         "events were lost on w1@host: monitors have not seen all that happened"
     ]
+
+
+def test_what_a_node_refused_is_told_with_its_reasons(script: Script) -> None:
+    counts = {"events": {"bad-clock": 2, "not-an-event": 1}, "tasks": {"unregistered": 4}}
+    rows = called(script.heartbeat(refused=counts), script.task("started", "a")).rows(1.0)
+    assert only(rows).refused == counts
+    (remark,) = remarks(rows, "redis://h", 2.0, 1)
+    assert remark == (
+        "w1@host refused 4 task messages (unregistered 4), 3 events (bad-clock 2, not-an-event 1) "
+        "since it started: 'umbel doctor' shows what to do"
+    )
+    rows = called(script.heartbeat(refused=counts), script.heartbeat()).rows(1.0)
+    assert only(rows).refused == {}
+
+
+@pytest.mark.parametrize(
+    "told",
+    [7, [], {"events": 7}, {"events": {"a": "b"}}, {"other": {"a": 1}}, {"events": {"a": -1}}],
+)
+def test_refused_input_that_makes_no_sense_is_not_shown(script: Script, told: Any) -> None:
+    assert only(called(script.heartbeat(refused=told)).rows(1.0)).refused == {}
 
 
 def test_who_was_heard_but_did_not_answer_is_told_from_who_answered(script: Script) -> None:

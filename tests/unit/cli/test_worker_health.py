@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -23,6 +24,7 @@ from umbel.worker.health import HealthFile, HealthServer
 class FakeWorker:
     live = True
     ready = True
+    refused_queues: ClassVar[dict[str, str]] = {}
 
     def is_live(self, patience_s: float) -> bool:
         return self.live

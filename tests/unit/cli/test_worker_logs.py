@@ -16,8 +16,9 @@ import pytest
 from umbel.app.conf import Conf
 from umbel.app.context import Context, Frame, current_frame
 from umbel.exceptions import ImproperlyConfigured
+from umbel.wire.secret_texts import mask_addresses
 from umbel.worker import logs
-from umbel.worker.logs import Logging, LogStream, mask_secrets
+from umbel.worker.logs import Logging, LogStream
 
 Setup = Callable[..., Logging]
 
@@ -240,7 +241,18 @@ def test_a_file_that_can_not_be_written_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_passwords_of_addresses_are_masked(text: str, masked: str) -> None:
-    assert mask_secrets(text) == masked
+    assert mask_addresses(text) == masked
+
+
+def test_secrets_in_tracebacks_are_hidden_by_their_names(setup: Setup, log_file: Path) -> None:
+    for as_json in (False, True):
+        setup(json=as_json, task_redact_names=["iban"])
+        try:
+            raise OSError("refused: " + "iban=DE500105, user=bob")
+        except OSError:
+            logging.getLogger("x").exception("failed")
+    assert "DE500105" not in log_file.read_text()
+    assert log_file.read_text().count("OSError: refused: iban=**, user=bob") == 2
 
 
 def test_passwords_in_tracebacks_are_masked(setup: Setup, log_file: Path) -> None:

@@ -375,10 +375,10 @@ def test_what_is_no_mapping_is_refused(event: Any) -> None:
     ("action", "reason"),
     [
         ("x" * ACTION_BYTES_MAX, words.TOO_BIG),
-        ({"a": "\ud800"}, words.BAD_ACTION),
+        ({"a": "\ud83d\ude00"}, words.BAD_ACTION),
         ({"a": object()}, words.BAD_ACTION),
     ],
-    ids=["big", "surrogate", "object"],
+    ids=["big", "surrogate pair", "object"],
 )
 def test_an_action_that_cannot_be_kept_is_refused(action: Any, reason: str) -> None:
     booth = Booth()

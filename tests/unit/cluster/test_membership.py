@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 
 from umbel.cluster.membership import (
+    ESTABLISHED_S,
     FREQ_MAX_S,
     FREQ_MIN_S,
     FREQ_UNKNOWN_S,
+    SIGNS_MIN,
+    SPARED_S,
     Effect,
     Heard,
     Joined,
@@ -363,3 +366,92 @@ def test_the_memory_of_the_dead_is_bounded_and_the_oldest_go_first() -> None:
         watch.step(offline(node))
     assert watch.members.forgotten_count == 1
     assert watch.hear(*nodes) == [Joined(nodes[0])]
+
+
+# -- strangers -------------------------------------------------------------------------------
+
+
+def ghost(number: int) -> Node:
+    return Node(f"ghost{number}", 1, 1)
+
+
+def test_a_node_is_established_when_it_was_heard_again_and_again_for_long() -> None:
+    watch = Watch()
+    watch.hear(A)
+    for _ in range(10 * SIGNS_MIN):
+        watch.hear(A)
+    assert not watch.members.heard_again("a"), "many times at once are one time"
+    began = watch.now
+    while watch.now < began + ESTABLISHED_S:
+        assert watch.members.established_count == 0
+        watch.wait(2)
+        watch.hear(A)
+        assert watch.members.heard_again("a")
+    assert watch.members.established() == {"a"}
+    watch.wait(4)
+    assert watch.members.established_count == 0, "it is lost"
+    assert watch.hear(A) == [Returned(A)]
+    assert watch.members.established_count == 0, "and has to show again that it stays"
+
+
+def test_a_node_that_is_heard_seldom_is_not_established_however_long_it_is_there() -> None:
+    watch = Watch()
+    watch.hear(A, freq_s=60)
+    watch.wait(100)
+    watch.hear(A, freq_s=60)
+    assert watch.members.established_count == 0
+    watch.wait(100)
+    watch.hear(A, freq_s=60)
+    assert watch.members.established_count == 1
+
+
+def test_what_a_node_calls_its_interval_is_believed_up_to_the_bound() -> None:
+    watch = Watch(freq_max_s=60.0)
+    watch.hear(A, freq_s=86_400)
+    watch.hear(CELERY, freq_s=2.0)
+    watch.hear(CELERY, freq_s=86_400)
+    assert watch.wait(119) == []
+    assert watch.wait(1) == [Lost(A, 120.0), Lost(CELERY, 120.0)]
+
+
+def test_a_bound_that_is_raised_holds_for_those_who_were_heard_before() -> None:
+    watch = Watch(freq_max_s=60.0)
+    watch.hear(A, freq_s=200)
+    watch.wait(100)
+    watch.members.freq_max_s = 300.0
+    assert watch.wait(299) == []
+    assert watch.wait(1) == [Lost(A, 400.0)]
+
+
+def test_those_who_were_heard_least_make_room_first_after_a_moment() -> None:
+    watch = Watch(nodes_max=4)
+    watch.hear(A, freq_s=60)
+    watch.wait(1)
+    watch.hear(A, freq_s=60)  # twice
+    watch.hear(*map(ghost, range(3)), freq_s=86_400)
+    real = Node("real", 1, 1)
+    assert watch.hear(real) == []
+    assert watch.members.refused_count == 1
+    watch.wait(SPARED_S)
+    for number in range(3):
+        newcomer = Node(f"real{number}", 1, 1)
+        assert watch.hear(newcomer) == [Lost(ghost(number), SPARED_S), Joined(newcomer)]
+    assert watch.members.forgotten_count == 3
+    assert "a" in watch.members
+    assert watch.hear(real) == [Lost(A, SPARED_S), Joined(real)], "then who was heard twice"
+    assert watch.hear(A) == [], "there is no room"
+    assert watch.hear(ghost(0)) == []
+    watch.step(offline(real))
+    assert watch.hear(A) == [Returned(A)], "an incarnation joins once"
+
+
+def test_established_nodes_make_room_for_nobody() -> None:
+    watch = Watch(nodes_max=2)
+    for _ in range(20):
+        watch.hear(A, CELERY)
+        watch.wait(2)
+    assert watch.members.established_count == 2
+    watch.wait(1)
+    assert watch.hear(ghost(1)) == []
+    assert watch.members.refused_count == 1
+    assert sorted(member.node.hostname for member in watch.members.alive()) == ["a", "c"]

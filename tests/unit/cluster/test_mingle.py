@@ -322,6 +322,22 @@ def test_a_heartbeat_that_was_only_early_costs_nothing() -> None:
     assert hall.hello_count == 0
 
 
+def test_invented_nodes_do_not_keep_a_real_one_from_being_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mingle, "PEERS_MAX", 100)
+    hall = Hall(Peer("a"))
+    hall.step(Begin())
+    hall.wait(1.1)
+    for number in range(200):
+        hall.step(Compared(f"ghost{number}", False))
+    hall.peers["a"].revocations.revoke("missed", WALL_S)
+    hall.step(Compared("a", False))
+    assert len(hall.mingle.differing) == 100
+    hall.wait(3.1)
+    assert hall.own.revocations.ids() == ["missed"]
+
+
 def test_one_that_lacks_something_asks_one_of_many() -> None:
     hall = Hall(*(Peer(f"w{n}", "t1") for n in range(9)))
     for name in hall.peers:

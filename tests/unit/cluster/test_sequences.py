@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from umbel.cluster.sequences import Sequences
+from umbel.cluster.sequences import Sequences, key_of
 
 
 def heard(*numbers: int, **bounds: int) -> Sequences:
@@ -84,3 +84,11 @@ def test_a_forged_number_costs_no_memory() -> None:
     sequences = heard(1, 2**53 - 1, 2**52)
     assert sequences.missing_count == 2**53 - 4
     assert len(sequences.gaps()["w1", 7]) == 2
+
+
+def test_who_sends_events_for_a_worker_has_a_series_of_its_own() -> None:
+    own = {"hostname": "w1", "inc": 7, "seq": 1}
+    assert key_of(own) == ("w1", 7)
+    assert key_of({**own, "umbel_series": 9}) == ("w1", 9)
+    assert key_of({"hostname": "w1", "seq": 1}) is None
+    assert key_of({"hostname": "w1", "inc": 7}) is None

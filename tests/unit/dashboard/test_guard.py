@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from starlette.responses import PlainTextResponse
 
 from tests.unit.dashboard.client import Client, Feed
 from tests.unit.dashboard.conftest import PASSWORD
 from umbel.dashboard import identity
 from umbel.dashboard.application import make_for
+from umbel.dashboard.guard import Guard
 from umbel.dashboard.settings import Settings, read_network, read_password
 from umbel.dashboard.site import Site
 from umbel.exceptions import ImproperlyConfigured
@@ -162,6 +166,25 @@ def test_other_methods_and_huge_bodies_are_refused(logged_in: Client) -> None:
     assert logged_in.send("POST", "/login", many, {**origin, **kind}).code == 400
 
 
+def test_a_body_that_does_not_come_is_not_waited_for(site: Site) -> None:
+    guard = Guard(make_for(site, starts=False), site.settings, site.sessions, body_s=0.05)
+    sent: list[Any] = []
+    origin = (b"origin", b"http://127.0.0.1")
+    scope = {
+        "type": "http", "method": "POST", "path": "/login", "query_string": b"", "scheme": "http",
+        "client": ("127.0.0.1", 1), "headers": [(b"host", b"127.0.0.1"), origin],
+    }  # fmt: skip
+
+    async def never() -> Any:
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(asyncio.wait_for(guard(scope, never, send), 5))
+    assert sent[0]["status"] == 408
+
+
 # -- login -------------------------------------------------------------------------------------
 
 
@@ -189,14 +212,125 @@ def test_wrong_passwords_are_slowed_down(client: Client, site: Site) -> None:
     assert elsewhere.log_in(PASSWORD).code == 303
 
 
-def test_tries_are_forgotten_in_time_and_counted_over_all_addresses() -> None:
+def test_many_tries_from_many_addresses_delay_and_never_lock_out() -> None:
     now = [0.0]
     throttle = identity.Throttle(clock=lambda: now[0])
     for number in range(identity.TRIES_ALL_MAX):
-        assert throttle.admit(f"10.0.0.{number}") == 0
-    assert throttle.admit("10.9.9.9") > 0
+        assert throttle.admit(f"10.0.0.{number}") == identity.Admission()
+    delays = [throttle.admit(f"10.1.{number // 200}.{number % 200}") for number in range(5_000)]
+    assert not any(one.wait_s for one in delays)
+    assert 0 < delays[0].delay_s < delays[-1].delay_s == identity.DELAY_MAX_S
+    assert [one.is_news for one in delays].count(True) == 1  # the log is not filled
     now[0] = identity.TRIES_S + 1
-    assert throttle.admit("10.9.9.9") == 0
+    assert throttle.admit("10.9.9.9").delay_s == 0
+
+
+def test_tries_of_one_address_are_forgotten_in_time() -> None:
+    now = [0.0]
+    throttle = identity.Throttle(clock=lambda: now[0])
+    for _ in range(identity.TRIES_MAX):
+        assert throttle.admit("10.0.0.1").wait_s == 0
+    assert throttle.admit("10.0.0.1").wait_s == identity.TRIES_S
+    assert throttle.admit("10.0.0.2").wait_s == 0
+    now[0] = identity.TRIES_S
+    assert throttle.admit("10.0.0.1").wait_s == 0
+
+
+def test_all_addresses_of_an_ipv6_network_are_one() -> None:
+    throttle = identity.Throttle()
+    for number in range(identity.TRIES_MAX):
+        assert throttle.admit(f"2001:db8::{number}").wait_s == 0
+    assert throttle.admit("2001:db8::ffff:ffff").wait_s > 0
+    assert throttle.admit("2001:db8:0:1::").wait_s == 0
+    assert identity.network_of("::ffff:192.0.2.1") == identity.network_of("192.0.2.1")
+
+
+# -- proxies -----------------------------------------------------------------------------------
+
+
+def test_what_a_proxy_forwards_needs_a_login_also_on_loopback(
+    make_site: Callable[..., Site],
+) -> None:
+    forwarded = {"x_forwarded_for": "192.0.2.7"}
+    client = Client(make_for(make_site(password=PASSWORD), starts=False))
+    assert client.get("/tasks").code == 200
+    assert client.get("/tasks", **forwarded).code == 303
+    assert client.get("/api/v1/tasks", via="1.1 proxy").code == 401
+    assert client.get("/healthz", **forwarded).code == 200
+    client.log_in(PASSWORD)
+    assert client.get("/tasks", **forwarded).code == 200
+    open_one = Client(make_for(make_site(public_details=True), starts=False))
+    answer = open_one.get("/tasks", **forwarded)
+    assert answer.code == 403
+    assert "--password-file" in answer.text
+
+
+def test_a_trusted_proxy_names_the_address_and_nobody_else_does(
+    make_site: Callable[..., Site],
+) -> None:
+    proxies = (read_network("127.0.0.1"), read_network("10.0.0.0/8"))
+    site = make_site(password=PASSWORD, proxy_addresses=proxies)
+    app = make_for(site, starts=False)
+
+    def seen(peer: str, forwarded: str) -> str:
+        visits = []
+
+        async def inner(scope: Any, receive: Any, send: Any) -> None:
+            visits.append(scope["state"]["visit"])
+            await PlainTextResponse("")(scope, receive, send)
+
+        guard = Guard(inner, site.settings, site.sessions)
+        Client(guard, address=peer).get("/healthz", x_forwarded_for=forwarded)
+        return str(visits[0].identity.address)
+
+    assert seen("127.0.0.1", "192.0.2.7") == "192.0.2.7"
+    assert seen("127.0.0.1", "1.1.1.1, 192.0.2.7, 10.1.1.1") == "192.0.2.7"  # the first was forged
+    assert seen("127.0.0.1", "[2001:db8::1]:4711") == "2001:db8::1"
+    assert seen("127.0.0.1", "nonsense") == "127.0.0.1"
+    assert seen("192.0.2.9", "192.0.2.7") == "192.0.2.9"
+    # So one client behind the proxy locks out itself and not the others.
+    for _ in range(identity.TRIES_MAX):
+        assert log_in_through(app, "192.0.2.7", "wrong") == 403
+    assert log_in_through(app, "192.0.2.7", PASSWORD) == 429
+    assert log_in_through(app, "192.0.2.8", PASSWORD) == 303
+
+
+def test_a_header_that_came_twice_is_not_taken_for_the_proxys(
+    make_site: Callable[..., Site],
+) -> None:
+    """Some proxies add a header behind the one that the client has sent."""
+    site = make_site(
+        proxy_header="X-Forwarded-User",
+        proxy_addresses=(read_network("127.0.0.1"), read_network("10.0.0.1")),
+    )
+    visits = []
+
+    async def inner(scope: Any, receive: Any, send: Any) -> None:
+        visits.append(scope["state"]["visit"])
+
+    async def nothing(*_: Any) -> Any: ...
+
+    def ask(*headers: tuple[str, str]) -> Any:
+        sent = [(name.encode(), value.encode()) for name, value in headers]
+        scope = {
+            "type": "http", "method": "GET", "path": "/healthz", "query_string": b"",
+            "client": ("127.0.0.1", 1), "headers": [(b"host", b"127.0.0.1"), *sent],
+        }  # fmt: skip
+        guard = Guard(inner, site.settings, site.sessions)
+        asyncio.run(guard(scope, nothing, nothing))
+        return visits[-1].identity
+
+    user, forwarded = "x-forwarded-user", "x-forwarded-for"
+    assert ask((user, "ada"), (forwarded, "192.0.2.7")).user == "ada"
+    assert ask((user, "root"), (user, "ada"), (forwarded, "192.0.2.7")).user == ""
+    found = ask((forwarded, "1.1.1.1"), (forwarded, "192.0.2.7, 10.0.0.1"))
+    assert found.address == "192.0.2.7"
+
+
+def log_in_through(app: Any, address: str, password: str) -> int:
+    client = Client(app)
+    form = {"csrf": client.token("/login"), "password": password}
+    return client.post("/login", form, x_forwarded_for=address).code
 
 
 def test_sessions_end_and_are_bounded() -> None:

@@ -203,6 +203,8 @@ def test_a_node_that_finishes_tasks_without_a_word_is_noticed() -> None:
     for processed in (10, 11, 14):
         figures.event({**beat, "processed": processed}, None, 0.0)
     assert figures.nodes["w1"].is_silent_on_tasks
+    figures.event(event("task-progress", node="w1"), None, 0.0)
+    assert figures.nodes["w1"].is_silent_on_tasks, "every worker lets tasks send events"
     figures.event(event("task-received", node="w1"), None, 0.0)
     assert not figures.nodes["w1"].is_silent_on_tasks
 

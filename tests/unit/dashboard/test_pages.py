@@ -114,6 +114,65 @@ def test_tasks_are_found_and_paged_in_causal_order(client: Client, feed: Feed) -
     assert "unknown key" in client.get("/tasks?q=colour:red").text
 
 
+def test_the_latest_tasks_come_first_by_the_time_that_is_shown(client: Client, feed: Feed) -> None:
+    now = time.time()
+    # Clients send tasks without a clock that means anything; clocks of workers may be far apart.
+    for ago_s, clock in ((50, 9_000), (40, 0), (30, 20), (20, 0), (10, 3)):
+        feed.event("task-sent" if not clock else "task-received", uuid=f"t{ago_s}",
+                   timestamp=now - ago_s, clock=clock, name="shop.charge")  # fmt: skip
+    facts = client.get("/api/v1/tasks").json()
+    assert [task["uuid"] for task in facts["tasks"]] == ["t10", "t20", "t30", "t40", "t50"]
+    shown = [task["timestamp"] for task in facts["tasks"]]
+    assert shown == sorted(shown, reverse=True)
+    second = client.get("/api/v1/tasks?rows=2&page=2").json()
+    assert [task["uuid"] for task in second["tasks"]] == ["t30", "t40"]
+
+
+def test_states_of_the_users_own_are_searched_for_once_they_were_seen(
+    logged_in: Client, feed: Feed
+) -> None:
+    client = logged_in
+    refused = client.get("/api/v1/tasks?q=state:progress").json()
+    assert "unknown state 'progress': use one of failed" in refused["error"]
+    assert (refused["count"], refused["tasks"]) == (0, [])
+    feed.task("t1", state="STARTED")
+    feed.event("task-progress", uuid="t1")
+    for query in ("state:progress", "state:running", "state:PROGRESS,failed"):
+        facts = client.get(f"/api/v1/tasks?q={query}").json()
+        assert (facts["error"], [task["uuid"] for task in facts["tasks"]]) == ("", ["t1"])
+    detail = client.get("/api/v1/tasks/t1").json()["task"]
+    assert (detail["state"], detail["is_running"], detail["is_ended"]) == ("PROGRESS", True, False)
+    assert detail["runtime_s"] is not None
+    assert "goes on: to end it, terminate it" in client.get("/actions/revoke?task=t1").text
+    feed.event("task-revoked", uuid="t1", terminated=True)
+    detail = client.get("/api/v1/tasks/t1").json()["task"]
+    assert (detail["is_running"], detail["is_ended"]) == (False, True)
+    feed.event("task-succeeded", uuid="t1", runtime=1.0)
+    seen = client.get("/api/v1/tasks?q=state:progress").json()
+    assert (seen["error"], seen["count"]) == ("", 0)
+    assert "of your own: PROGRESS" in client.get("/tasks?q=state:bogus").text
+
+
+def test_every_attempt_has_the_sending_that_caused_it(client: Client, feed: Feed) -> None:
+    feed.event("task-sent", "gen@client", uuid="t", retries=0, timestamp=100.0, clock=0)
+    feed.event("task-received", uuid="t", name="a", retries=0, timestamp=101.0, clock=5)
+    feed.event("task-started", uuid="t", timestamp=102.0, clock=6)
+    feed.event("task-received", "w2@host", uuid="t", name="a", retries=1, timestamp=104.0, clock=9)
+    # The event of a sending may come later than that of the receipt.
+    feed.event("task-sent", "gen@pool", uuid="t", retries=1, timestamp=103.0, clock=8, sync=True)
+    feed.event("task-retried", uuid="t", timestamp=103.5, clock=7)
+    feed.event("task-received", "w3@host", uuid="t", name="a", retries=1, timestamp=200.0, clock=20)
+    feed.event("task-received", "w3@host", uuid="t", name="a", retries=2, timestamp=300.0, clock=30)
+    bars = client.get("/api/v1/timeline").json()["bars"]
+    found = {(bar["worker"], bar["received"]): (bar["sent"], bar["sent_clock"]) for bar in bars}
+    assert found == {
+        ("w1@host", 101.0): (100.0, None),
+        ("w2@host", 104.0): (103.0, 8),
+        ("w3@host", 200.0): (103.0, 8),  # delivered again
+        ("w3@host", 300.0): (None, None),
+    }
+
+
 def test_a_task_tells_attempts_events_family_and_traceback(logged_in: Client, feed: Feed) -> None:
     feed.task("parent")
     feed.task("child", "shop.mail", "FAILURE", parent_id="parent")
@@ -258,7 +317,7 @@ def test_live_updates_carry_only_what_changed(site: Site, feed: Feed) -> None:
     async def story() -> list[dict[str, str]]:
         events = stream.updates(site, PAGES["cluster"], {}, STRANGER)
         assert await anext(events) == b"retry: 1000\n\n"
-        assert site.live_clients == 1
+        assert len(site.live_clients) == 1
         got = [_told(await anext(events))]
         feed.worker("w7@host")
         got.append(_told(await anext(events)))
@@ -269,7 +328,7 @@ def test_live_updates_carry_only_what_changed(site: Site, feed: Feed) -> None:
     assert set(first) == {"status", "summary", "nodes", "types"}
     assert "w7@host" in second["nodes"]
     assert "types" not in second
-    assert site.live_clients == 0
+    assert len(site.live_clients) == 0
 
 
 def test_updates_are_coalesced(site: Site, feed: Feed) -> None:

@@ -14,6 +14,7 @@ from umbel.wire.control import (
     Reply,
     ReplyTo,
     Request,
+    clock_difference_s,
     exchange_name,
     is_expired,
     is_for,
@@ -144,7 +145,9 @@ def test_a_message_that_is_no_mapping_is_refused(body):
     assert refusal_of(body).reason == UNKNOWN_MESSAGE
 
 
-@pytest.mark.parametrize("expires", ["soon", True, [], float("nan"), float("inf"), 10**300])
+@pytest.mark.parametrize(
+    "expires", ["soon", True, [], float("nan"), float("inf"), 10**300, 10**400]
+)
 def test_an_expiry_that_is_no_time_is_refused(expires):
     assert refusal_of({"method": "ping"}, {"expires": expires}).reason == UNKNOWN_MESSAGE
 
@@ -217,6 +220,54 @@ def test_a_request_expires_at_its_time_and_not_before():
 @pytest.mark.parametrize("headers", [{}, {"expires": 0}, {"expires": None}])
 def test_a_request_without_an_expiry_never_expires(headers):
     assert not is_expired(read({"method": "ping"}, headers), 10.0**12)
+
+
+HOURS_2 = 7_200.0
+
+
+@pytest.mark.parametrize(
+    ("sent_at", "waited_s", "expired"),
+    [
+        (1_000.0, 0.1, False),  # at once, and the clocks agree
+        (940.0, 61.0, True),  # it waited for a minute: nobody waits for the reply
+        (1_000.0 - HOURS_2, 0.1, False),  # the sender's clock is behind
+        (1_000.0 + HOURS_2, 0.1, False),  # the sender's clock is ahead
+        (1_000.0 - HOURS_2, 60.0, True),  # the same, and it may have waited for a minute
+        (1_000.0 + HOURS_2, 60.0, True),
+        (980.0, 0.1, False),  # twenty seconds behind
+        (1_000.0 - HOURS_2, None, True),  # nobody knows how long it waited: its own time counts
+        (1_000.0 + HOURS_2, None, False),
+    ],
+)
+def test_whether_a_request_has_expired_is_judged_by_how_long_it_can_have_waited(
+    sent_at, waited_s, expired
+):
+    headers = {"expires": sent_at + 1.0, "umbel_sent_at": sent_at}
+    request = read({"method": "ping"}, headers)
+    assert is_expired(request, 1_000.0, 5.0, waited_s=waited_s) is expired
+
+
+def test_times_of_a_clock_that_is_off_are_moved_and_others_are_not():
+    def difference(sent_at: Any, waited_s: float | None = 0.5) -> float:
+        request = read({"method": "ping"}, {"umbel_sent_at": sent_at})
+        return clock_difference_s(request, 1_000.0, waited_s, 1.0)
+
+    assert difference(999.0) == difference(1_000.9) == difference(998.6) == 0.0
+    assert difference(990.0) == 10.0
+    assert difference(1_000.0 + HOURS_2) == -HOURS_2
+    assert difference(990.0, waited_s=15.0) == 0.0, "it may have waited"
+    assert difference(990.0, waited_s=None) == 0.0
+    for nothing in (None, "now", float("nan"), True, 1e300):
+        assert difference(nothing) == 0.0
+
+
+def test_the_send_time_and_an_answered_challenge_travel_in_headers():
+    plain = write_request(Request(method="ping", clock=1, expires=5.0))
+    assert set(plain.headers) == {"clock", "expires"}
+    sent = write_request(Request(method="ping", sent_at=4.5, challenge="c"))
+    assert sent.headers["umbel_sent_at"] == 4.5
+    assert sent.headers["umbel_challenge"] == "c"
+    assert read({"method": "ping"}, sent.headers).sent_at == 4.5
 
 
 # -- replies -------------------------------------------------------------------------------

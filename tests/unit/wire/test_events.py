@@ -115,6 +115,7 @@ BAD_FIELDS = [
     *(("uuid", value, "bad-uuid") for value in (None, "", 5, [], "x" * 1001)),
     *(("pid", value, "bad-number") for value in (-1, "7", 1.5, True, [], 2**53)),
     *(("seq", value, "bad-number") for value in (None, -1, "7", 1.5, True, [], 2**53)),
+    *(("umbel_series", value, "bad-number") for value in (None, -1, "7", 1.5, True, [], 2**53)),
     *(("inc", value, "bad-number") for value in (None, -1, "7", 1.5, True, [], 2**53)),
     *(("utcoffset", value, "bad-number") for value in (None, "0", 49, -49, True, [])),
 ]

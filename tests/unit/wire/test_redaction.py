@@ -22,6 +22,7 @@ from umbel.wire.redaction import (
     Switch,
     by_name,
     fault_of,
+    redact_event,
     redacted_repr,
 )
 from umbel.wire.tasks import TaskHeader
@@ -92,7 +93,7 @@ def test_no_names_hide_nothing(names: list[str]) -> None:
 
 
 def test_the_memory_for_names_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("umbel.wire.redaction._NAMES_REMEMBERED_MAX", 3)
+    monkeypatch.setattr("umbel.wire.secret_texts._NAMES_REMEMBERED_MAX", 3)
     names = Names(["token"])
     assert [f"token_{n}" in names for n in range(10)] == [True] * 10
     assert len(names._known) <= 3
@@ -200,7 +201,7 @@ def test_huge_and_self_referencing_values_cost_no_more_than_their_text() -> None
 
 def test_a_task_may_hide_all() -> None:
     redaction = rules(login, True)
-    assert redaction.hides_result
+    assert redaction.hides_all
     assert redaction.args_repr((1, 2)) == "(**)"
     assert redaction.kwargs_repr({"a": None}) == "{**}"
     assert (redaction.args_repr(()), redaction.kwargs_repr({})) == ("()", "{}")
@@ -208,7 +209,7 @@ def test_a_task_may_hide_all() -> None:
 
 def test_a_task_may_hide_nothing() -> None:
     redaction = rules(login, False)
-    assert not redaction.hides_result
+    assert not redaction.hides_all
     assert redaction.args_repr((1, SECRET)) == f"(1, {SECRET!r})"
     assert (
         redaction.kwargs_repr({"token": 1, "x": {"token": 1}}) == "{'token': 1, 'x': {'token': 1}}"
@@ -218,7 +219,7 @@ def test_a_task_may_hide_nothing() -> None:
 @pytest.mark.parametrize("more", [("user", "x*"), ["user", "x*"], frozenset({"user", "x*"})])
 def test_a_task_may_name_more(more: Any) -> None:
     redaction = rules(login, more)
-    assert not redaction.hides_result
+    assert not redaction.hides_all
     assert redaction.args_repr(("bob", SECRET, 1)) == "('**', '**', 1)"
     assert redaction.kwargs_repr({"xy": 1, "y": 1}) == "{'xy': '**', 'y': 1}"
 
@@ -363,6 +364,96 @@ def test_endless_texts_of_peers_are_cut() -> None:
 def test_refusals_show_no_usual_secret() -> None:
     assert redacted_repr([{"password": SECRET}, 1], 80) == "[{'password': '**'}, 1]"
     assert redacted_repr(Broken(a=1), 80) == "'**'"
+
+
+# -- results and errors --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "None"), (7, "7"), (2**70, str(2**70)), (0.5, "0.5"), ("ok", "'ok'"),
+        ({"password": SECRET, "n": 1}, "{'password': '**', 'n': 1}"),
+        ([{"a": [{"token": SECRET}]}], "[{'a': [{...}]}]"),
+        ({"a": {"pin": SECRET}}, "{'a': {'pin': '**'}}"),
+        (f"redis://:{SECRET}@h", "'redis://:**@h'"),
+        ((f"redis://:{SECRET}@h", 1), "('redis://:**@h', 1)"),
+        ({f"redis://:{SECRET}@h": 1}, "{'redis://:**@h': 1}"),
+        ({"x": {"y": f"password={SECRET}"}}, "{'x': {'y': 'password=**'}}"),
+        (f"password={SECRET}".encode(), "b'password=**'"),
+        ([{"n": 1}, {"s": "a:b"}], "[{'n': 1}, {'s': 'a:b'}]"),
+    ],
+)  # fmt: skip
+def test_results_are_hidden_by_their_names_and_texts(value: Any, text: str) -> None:
+    redaction = by_name(DEFAULT_NAMES)
+    assert redaction.result_repr(value) == text
+    assert rules(None, True).result_repr(value) == "'**'"
+    assert SECRET not in redaction.result_repr([value, {"x": value}])
+
+
+def test_a_result_is_shown_whole_where_nothing_is_to_be_hidden() -> None:
+    value = {"password": SECRET, "url": f"redis://:{SECRET}@h"}
+    assert rules(None, False).result_repr(value) == repr(value)
+    assert rules(None, None, ()).result_repr(value) == repr(value)
+
+
+def test_a_long_result_is_cut_where_no_secret_is() -> None:
+    redaction = by_name(DEFAULT_NAMES)
+    for chars in range(1, 60):
+        text = redaction.result_repr(f"redis://bob:{SECRET}@h", chars)
+        assert len(text) <= chars
+        assert SECRET[:4] not in text
+    text = redaction.result_repr("x" * 1010 + f" redis://bob:{SECRET}@h")
+    assert SECRET[:4] not in text
+    assert redaction.result_repr("x" * 10**7 + f" pin={SECRET}").endswith("...")
+
+
+def test_secret_arguments_are_hidden_where_results_and_errors_repeat_them() -> None:
+    redaction = rules(login)
+    assert redaction.result_repr(f"bob/{SECRET}", 1024, ("bob", SECRET), {}) == "'bob/**'"
+    assert redaction.result_repr(f"bob/{SECRET}", 1024, (), {"password": SECRET}) == "'bob/**'"
+    assert redaction.result_repr(7, 1024, ("bob", 7), {}) == "7"  # too short to be looked for
+    secrets = redaction.secrets_of(("bob", [SECRET, {"a": b"binary-secret"}, 123456]), {})
+    assert secrets == [SECRET, "binary-secret", "123456"]
+    error = ValueError(f"{SECRET} is not 123456")
+    assert redaction.error_repr(error, secrets) == "ValueError('** is not **')"
+    cut = redaction.error_repr(ValueError("x" * 1005 + SECRET), secrets)
+    assert cut.endswith("x**...")
+
+
+def test_an_error_of_a_task_that_hides_all_shows_its_class_only() -> None:
+    assert rules(login, True).error_repr(ValueError(SECRET)) == "ValueError('**')"
+    assert rules(login, False).error_repr(ValueError("pin=1")) == "ValueError('pin=1')"
+
+
+def test_fields_of_events_stay_values() -> None:
+    given = {"token": SECRET, "n": 1, "at": 0.5, "more": [{"pin": 1, "url": f"a://b:{SECRET}@c"}]}
+    shown = {"token": "**", "n": 1, "at": 0.5, "more": [{"pin": "**", "url": "a://b:**@c"}]}
+    assert by_name(DEFAULT_NAMES).fields(given) == shown
+    assert rules(None, False).fields(given) == given
+    assert set(rules(None, True).fields(given).values()) == {"**"}
+    assert rules(None).fields({"a": Broken(a=1)}) == {"a": "**"}
+
+
+def test_events_of_peers_are_hidden_and_keep_what_they_are_about() -> None:
+    told = {"result": f"{{'token': '{SECRET}'}}", "kwargs": f"{{'pin': {SECRET!r}}}"}
+    about = {"type": "task-succeeded", "uuid": "token:5", "name": "pin=6", "timestamp": 1.0}
+    event: dict[str, Any] = {**about, **told}
+    redact_event(event, by_name(DEFAULT_NAMES))
+    assert event == {**about, "result": "{'token': '**'}", "kwargs": "{'pin': '**'}"}
+    own = {**about, **told, "inc": 5}
+    redact_event(own, by_name(DEFAULT_NAMES))
+    assert own == {**about, **told, "inc": 5}
+
+
+def test_of_what_an_election_is_about_only_the_task_is_kept() -> None:
+    action = {"task": "t", "args": [SECRET], "kwargs": {"x": SECRET}, "options": {"task_id": "1"}}
+    event: dict[str, Any] = {"type": "worker-elect", "inc": 5, "action": action}
+    redact_event(event, by_name(DEFAULT_NAMES))
+    assert event["action"] == {"task": "t", "options": {"task_id": "1"}}
+    event["action"] = f"password={SECRET}"
+    redact_event(event, by_name(DEFAULT_NAMES))
+    assert event["action"] == "password=**"
 
 
 # -- for every value -----------------------------------------------------------------------

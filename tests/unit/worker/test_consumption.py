@@ -38,7 +38,7 @@ def connect(worker: Worker) -> None:
     """Consume, as the steps do, on a connection of its own."""
     consumer = worker.consumer
     consumer.connection = worker.app.connection()
-    channel = consumer.connection.channel()
+    channel = consumer.channel = consumer.connection.channel()
     consumer.tasks = Consumer(channel, worker.consumption.queues, accept=None)
     consumer.tasks.consume()
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import logging
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,11 +17,13 @@ from tests.unit.worker.parts import Message, idle_worker
 from umbel import Umbel
 from umbel.app.events.dispatcher import Dispatcher
 from umbel.cluster.clock import FIRST_MAX
-from umbel.cluster.election import Claimed
-from umbel.cluster.membership import STALL_S
+from umbel.cluster.election import ACTION_BYTES_MAX, Claimed
+from umbel.cluster.membership import ESTABLISHED_S, FREQ_UNKNOWN_S, SIGNS_MIN, STALL_S
+from umbel.cluster.refusals import WAIT_S
+from umbel.wire.signing import EVENT, REQUEST, sign
 from umbel.worker import gossip as gossiping
 from umbel.worker.electing import NotForElection
-from umbel.worker.gossip import NODES_FULL, Gossip
+from umbel.worker.gossip import FREQ_TIMES_MAX, NODES_FULL, Gossip
 from umbel.worker.mingling import Mingling
 
 OWN = "unit@test"
@@ -282,6 +285,61 @@ def test_what_can_not_be_read_is_counted(node: Callable[..., Node], body: Any) -
     assert one.gossip.counts["unreadable"] == 1
 
 
+def test_what_is_refused_is_logged_once_per_kind_with_a_sample_and_without_secrets(
+    node: Callable[..., Node], caplog: pytest.LogCaptureFixture
+) -> None:
+    one = node()
+    good = {"type": "worker-heartbeat", "hostname": "good@test", "timestamp": 1.0, "clock": 1}
+    bad = {**good, "hostname": "bad\nERROR @test", "clock": "x", "password": "hunter2"}
+    for _ in range(3):
+        one.hear_raw(json.dumps([good, bad]))
+        one.hear_raw(b"\xff redis://user:hunter2@host/0", headers={"hostname": "odd@test"})
+        one.gossip._on_rubbish(ValueError("\x1b[31m"))
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(lines) == len(caplog.records) == 3
+    assert not any("hunter2" in line or "\n" in line or "\x1b" in line for line in lines)
+    assert lines[0].startswith(
+        "An event was refused (bad-clock), sent by 'bad\\nERROR @test': {'type': 'worker-heartbeat'"
+    )
+    assert "'clock': 'x', 'password': '**'" in lines[0]
+    assert "(undecodable), sent by odd@test: b'\\xff redis://" in lines[1]
+    assert "(unreadable): ValueError('" in lines[2]
+    assert one.gossip.counts == {"bad-clock": 3, "undecodable": 3, "unreadable": 3}
+    assert one.seen == [("join", "good@test")]
+
+
+def test_a_huge_event_that_is_refused_is_logged_in_one_short_line(
+    node: Callable[..., Node], caplog: pytest.LogCaptureFixture
+) -> None:
+    one = node()
+    one.hear("worker-heartbeat", clock="x" * 100_000, hostname="y" * 900)
+    (record,) = caplog.records
+    assert len(record.getMessage()) < 1_000
+
+
+def test_an_event_that_is_not_foreseen_is_logged_once(
+    node: Callable[..., Node], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = node()
+    monkeypatch.setattr(one.gossip, "_hear", lambda event: event["nothing"])
+    for _ in range(3):
+        one.beat()
+    (record,) = caplog.records
+    assert record.exc_info is not None
+    assert one.gossip.counts == {"unforeseen": 3}
+
+
+def test_names_in_the_log_stay_on_their_line(
+    node: Callable[..., Node], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    one = node()
+    one.beat("x\nERROR @test")
+    one.hear("worker-offline", "x\nERROR @test", inc=1)
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == ["'x\\nERROR @test' joined", "'x\\nERROR @test' left"]
+
+
 def test_events_of_tasks_and_of_others_are_none_of_its_business(node: Callable[..., Node]) -> None:
     one = node()
     before = one.app.clock.value
@@ -292,7 +350,111 @@ def test_events_of_tasks_and_of_others_are_none_of_its_business(node: Callable[.
     assert not one.gossip.counts
 
 
+# -- who is believed -------------------------------------------------------------------------
+
+KEY = "sixteen bytes, or more of them"
+REQUIRED = {"control_signing": "required", "control_signing_key": KEY}
+
+
+def signed_beat(
+    one: Node, hostname: str, *, nonce: str = "n", now: float | None = None, **form: Any
+) -> Message:
+    """A heartbeat that was signed, with this node's key unless `form` says otherwise."""
+    event = {
+        "type": "worker-heartbeat", "hostname": hostname, "timestamp": time.time(), "pid": 7,
+        "clock": 500, "utcoffset": 0, "freq": INTERVAL_S, "inc": 1,
+    }  # fmt: skip
+    body = json.dumps(event).encode()
+    chosen = {
+        "key": KEY.encode(), "exchange": one.app.conf.event_exchange, "purpose": EVENT, **form,
+    }  # fmt: skip
+    at = time.time() if now is None else now
+    return Message(body=body, headers=sign(body, {}, now=at, nonce=nonce, **chosen))
+
+
+def test_where_signing_is_required_an_unsigned_event_is_only_displayed(
+    node: Callable[..., Node],
+) -> None:
+    one = node(**REQUIRED)
+    clock = one.app.clock.value
+    one.beat("ghost@test", clock=500, revoked="abc")
+    one.hear("worker-offline", "ghost2@test")
+    one.elect("forged", "ghost@test")
+    assert (one.seen, one.sent("worker-elect")) == ([], [])
+    assert one.app.clock.value == clock
+    assert len(one.gossip.membership) == 0
+    assert one.gossip.unsigned_names() == ["ghost@test"]
+    assert one.gossip.counts["unsigned"] == 3
+    one.pass_time(3 * INTERVAL_S)
+    assert one.gossip.unsigned_names() == []
+
+
+def test_a_signed_event_is_believed_once(node: Callable[..., Node]) -> None:
+    one = node(**REQUIRED)
+    beat = signed_beat(one, "peer@test")
+    one.gossip._on_message(beat)
+    assert one.seen == [("join", "peer@test")]
+    assert one.app.clock.value > 500
+    one.pass_time(2 * INTERVAL_S + 6)
+    assert one.seen[-1] == ("lost", "peer@test")
+    one.gossip._on_message(beat)
+    assert one.seen[-1] == ("lost", "peer@test"), "a recorded heartbeat keeps nobody alive"
+    assert one.gossip.counts["replayed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("form", "reason"),
+    [
+        ({"key": b"another key of sixteen bytes"}, "bad-signature"),
+        ({"purpose": REQUEST}, "bad-signature"),
+        ({"exchange": "celeryev-of-others"}, "bad-signature"),
+        ({"now": time.time() - 100}, "out-of-time"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["optional", "required"])
+def test_what_is_signed_wrongly_is_not_even_displayed(
+    node: Callable[..., Node], mode: str, form: dict[str, Any], reason: str
+) -> None:
+    one = node(control_signing=mode, control_signing_key=KEY)
+    one.gossip._on_message(signed_beat(one, "peer@test", **form))
+    assert one.seen == []
+    assert one.gossip.unsigned_names() == []
+    assert one.gossip.counts == {reason: 1}
+
+
+def test_own_events_come_back_signed(
+    node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = node(**REQUIRED)
+    one.beat(OWN)
+    assert one.gossip._echo_at is None, "anybody can send in our name"
+    one.gossip._on_message(signed_beat(one, OWN))
+    assert one.gossip._echo_at is not None
+
+
 # -- how often -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("own_s", "bound_s"), [(2.0, FREQ_UNKNOWN_S), (40.0, FREQ_TIMES_MAX * 40.0)]
+)
+def test_an_interval_is_believed_up_to_a_few_times_our_own(
+    node: Callable[..., Node], own_s: float, bound_s: float
+) -> None:
+    one = node(worker_heartbeat_interval=own_s, worker_gossip_interval=0.5)
+    one.beat("slow@test", freq=86_400)
+    one.pass_time(2 * bound_s - 1)
+    assert one.seen == [("join", "slow@test")]
+    one.pass_time(2)
+    assert one.seen == [("join", "slow@test"), ("lost", "slow@test")]
+
+
+def test_in_a_big_cluster_longer_intervals_are_believed(node: Callable[..., Node]) -> None:
+    one, others, freq_s = node(worker_gossip_interval=0.5), 1_999, 80.0
+    for number in range(others):
+        one.beat(f"n{number}@test", freq=freq_s)
+    one.pass_time(2 * freq_s - 1, step_s=0.5)
+    assert len(one.gossip.membership) == others
 
 
 @pytest.mark.parametrize(("others", "times"), [(1, 1), (49, 1), (99, 2), (499, 10)])
@@ -301,9 +463,11 @@ def test_above_fifty_nodes_each_beats_more_slowly_in_proportion(
 ) -> None:
     one = node(worker_gossip_interval=0.5)
     one.events.beat(INTERVAL_S, dict)
-    for number in range(others):
-        one.beat(f"n{number}@test", freq=60)
-    one.pass_time(1)
+    for _ in range(SIGNS_MIN):
+        assert one.events.beat_interval_s == INTERVAL_S, "they were not heard for long"
+        for number in range(others):
+            one.beat(f"n{number}@test", freq=60)
+        one.pass_time(ESTABLISHED_S / (SIGNS_MIN - 1))
     assert one.events.beat_interval_s == pytest.approx(INTERVAL_S * times, rel=0.03)
     per_second = (others + 1) / (one.events.beat_interval_s or 1)
     assert per_second <= NODES_FULL / INTERVAL_S
@@ -416,6 +580,94 @@ def test_a_node_that_does_not_stand_says_so_only_to_spare_a_celery_worker(
     with pytest.raises(NotForElection):
         one.gossip.request("afterwards", "task", ACTION)
     assert len(one.sent("worker-elect")) == 2
+
+
+def test_a_request_that_nobody_stands_for_fails_once_and_stays_refused(
+    node: Callable[..., Node],
+) -> None:
+    one = node(election_allow=[], result_backend="cache+memory://")
+    id_ = str(uuid.uuid4())
+    for _ in range(2):
+        with pytest.raises(NotForElection, match="election_allow"):
+            one.gossip.request(id_, "task", ACTION)
+    one.pass_time(WAIT_S - 0.5)
+    assert list(one.gossip.view()["declined"]) == [id_]
+    one.pass_time(1)
+    result = one.app.AsyncResult(id_)
+    with pytest.raises(NotForElection, match=f"{OWN}: task 'known' is not in election_allow"):
+        result.get(timeout=10)
+    assert one.sent("worker-elect") == one.sent("worker-elected") == []
+    other = node()
+    other.gossip.request(id_, "task", ACTION)
+    other.pass_time(1)
+    assert other.gossip.view()["decided"][id_]["winner"] is None, "who comes late finds it refused"
+    assert other.sent("worker-elected") == []
+
+
+def test_a_candidate_that_is_heard_is_left_to_decide_unless_it_is_lost(
+    node: Callable[..., Node],
+) -> None:
+    one = node(election_allow=[], result_backend="cache+memory://")
+    ids = {name: str(uuid.uuid4()) for name in ("before", "after")}
+    one.beat()
+    one.elect(ids["before"])
+    for id_ in ids.values():
+        with pytest.raises(NotForElection):
+            one.gossip.request(id_, "task", ACTION)
+    one.elect(ids["after"])
+    one.pass_time(WAIT_S + 1, beating="peer@test")
+    assert set(one.gossip.view()["declined"]) == set(ids.values())
+    one.hear("worker-offline", inc=1)
+    one.pass_time(1)
+    for id_ in ids.values():
+        with pytest.raises(NotForElection):
+            one.app.AsyncResult(id_).get(timeout=10)
+
+
+def test_an_election_that_is_given_up_fails_when_nobody_else_carries_it_out(
+    node: Callable[..., Node],
+) -> None:
+    one = node(result_backend="cache+memory://")
+    id_ = str(uuid.uuid4())
+    one.gossip.carrier.claim = lambda effect: Claimed(  # type: ignore[method-assign]
+        effect.id, won=False, reason="the broker refuses it"
+    )
+    one.gossip.request(id_, "task", ACTION)
+    one.pass_time(WAIT_S + 2)
+    with pytest.raises(NotForElection, match="the broker refuses it"):
+        one.app.AsyncResult(id_).get(timeout=10)
+
+
+def test_a_reason_tells_no_secrets_and_is_bounded(node: Callable[..., Node]) -> None:
+    one = node()
+    bad = {"task": "known", "kwargs": ["password=hunter2"]}
+    for id_, topic in (("secret", "task"), ("long", "t" * 200)):
+        with pytest.raises(NotForElection):
+            one.gossip.request(id_, topic, bad)
+    declined = one.gossip.view()["declined"]
+    assert "'kwargs'" in declined["secret"]["reason"]
+    assert "hunter2" not in str(declined)
+    assert len(declined["long"]["reason"]) < 1_100
+
+
+@pytest.mark.parametrize("id_", [None, 7, "", [], {}, "x" * 300])
+def test_a_request_without_a_proper_id_is_refused_and_not_remembered(
+    node: Callable[..., Node], id_: Any
+) -> None:
+    one = node()
+    with pytest.raises(NotForElection, match="id "):
+        one.gossip.request(id_, "task", ACTION)
+    assert one.gossip.view()["declined"] == {}
+
+
+def test_a_request_that_is_too_big_is_answered_with_an_error(node: Callable[..., Node]) -> None:
+    one = node()
+    with pytest.raises(NotForElection, match="bytes, at most"):
+        one.gossip.request("big", "task", {"task": "known", "args": ["x" * ACTION_BYTES_MAX]})
+    for number in range(1_000):
+        one.gossip.request(f"id-{number}", "task", ACTION)
+    with pytest.raises(NotForElection, match="one-more: too-many"):
+        one.gossip.request("one-more", "task", ACTION)
 
 
 def test_claims_that_take_long_are_made_one_by_one_and_listening_goes_on(

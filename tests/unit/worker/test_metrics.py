@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -23,6 +25,7 @@ from umbel.worker import metrics as module
 from umbel.worker.endpoint import Answer, Endpoint
 from umbel.worker.metrics import OTHER, Metrics
 from umbel.worker.orders import Outcome
+from umbel.worker.refused_input import malformed
 from umbel.worker.request import Request
 from umbel.worker.worker import Worker
 
@@ -114,6 +117,11 @@ def test_numbers_that_the_worker_keeps_anyway_are_read_when_somebody_asks(worker
     worker.events = Events()  # type: ignore[assignment]
     tally.received, tally.connections_lost, tally.rebuilt_by_watchdog = 10, 3, 1
     tally.refused.update({"undecodable": 4, "too-big": 1})
+    worker.gossip.counts["bad-clock"] = 8
+    assert worker.panel is not None
+    worker.panel.refused["denied"] = 9
+    worker.app.control.mailbox.counts["stale"] = 11
+    worker.revocations.counts["bad-life"] = 12
     prefetch.held, prefetch.parked = 5, 6
     worker.app.clock.adjust(40)
     worker.app.clock.adjust("x")
@@ -121,6 +129,15 @@ def test_numbers_that_the_worker_keeps_anyway_are_read_when_somebody_asks(worker
     assert found["umbel_messages_received_total",] == 10
     assert found["umbel_messages_refused_total", "undecodable"] == 4
     assert found["umbel_messages_refused_total", "too-big"] == 1
+    assert found["umbel_events_refused_total", "bad-clock"] == 8
+    assert found["umbel_control_refused_total", "denied"] == 9
+    assert found["umbel_replies_refused_total", "stale"] == 11
+    assert found["umbel_greetings_refused_total", "bad-life"] == 12
+    assert malformed(worker) == {
+        "tasks": {"undecodable": 4, "too-big": 1},
+        "events": {"bad-clock": 8},
+        "greetings": {"bad-life": 12},
+    }
     assert found["umbel_reconnects_total",] == 3
     assert found["umbel_watchdog_rebuilds_total",] == 1
     assert (found["umbel_tasks_held",], found["umbel_tasks_parked",]) == (5, 6)
@@ -378,3 +395,49 @@ def test_the_port_may_be_on_another_address() -> None:
     port.start()
     socket.create_connection(("::1", port.port), timeout=5).close()
     port.stop()
+
+
+STARVED = """
+import json, logging, os, resource, socket, sys, time
+from http import HTTPStatus
+from umbel.worker.endpoint import Endpoint, json_answer
+
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+port = Endpoint("health", 0, {"/": lambda: json_answer(HTTPStatus.OK, {})})
+port.start()
+client = socket.socket()
+client.settimeout(20)
+files = []
+try:
+    while True:
+        files.append(os.open(os.devnull, os.O_RDONLY))
+except OSError:
+    pass
+client.connect(("127.0.0.1", port.port))
+began, used = time.monotonic(), time.process_time()
+client.sendall(b"GET / HTTP/1.1\\r\\n\\r\\n")
+client.settimeout(0.8)
+try:
+    client.recv(1)
+except TimeoutError:
+    pass
+print("load", (time.process_time() - used) / (time.monotonic() - began))
+for file in files:
+    os.close(file)
+client.settimeout(20)
+print(client.recv(100).split(b"\\r\\n")[0])
+port.stop()
+"""
+
+
+def test_a_port_without_files_left_neither_turns_without_end_nor_fills_the_log() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", STARVED], capture_output=True, text=True, timeout=60, check=True
+    )
+    lines = ran.stdout.splitlines()
+    assert lines[0] == "the health port accepts nobody for now: Too many open files"
+    name, load = lines[1].split()
+    assert name == "load"
+    assert float(load) < 0.1
+    assert lines[2:] == ["b'HTTP/1.1 200 OK'"]

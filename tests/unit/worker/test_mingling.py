@@ -14,6 +14,7 @@ from tests.unit.worker.parts import idle_worker
 from umbel import Umbel
 from umbel.cluster import mingle
 from umbel.wire.packs import PACKED_MIN
+from umbel.worker.gossip import Gossip
 from umbel.worker.mingling import Mingling
 from umbel.worker.worker import Worker
 
@@ -168,11 +169,10 @@ def test_ones_own_greeting_is_answered_with_nothing(cluster: Cluster) -> None:
 def test_who_can_not_know_the_others_does_not_name_them(cluster: Cluster) -> None:
     worker = cluster.worker("a@test")
     greeting = {"from_node": "b@test", "revoked": [], "digest": {"tasks": {}, "headers": {}}}
-    assert worker.gossip is not None
     assert "nodes" not in (worker.mingling.answer(greeting) or {})
     worker.gossip._settled_at = 0.0
     assert (worker.mingling.answer(greeting) or {})["nodes"] == ["a@test"]
-    worker.gossip = None
+    worker.gossip = Gossip(worker)  # as where it is switched off
     assert "nodes" not in (worker.mingling.answer(greeting) or {})
 
 
@@ -245,12 +245,16 @@ def test_where_nobody_may_pause_a_pause_is_known_and_not_obeyed(cluster: Cluster
     ],
 )  # fmt: skip
 def test_a_greeting_that_pauses_in_a_wrong_way_changes_a_counter(
-    cluster: Cluster, paused: Any, reason: str
+    cluster: Cluster, paused: Any, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     worker = cluster.worker("a@test")
-    worker.mingling.answer({"from_node": "b@test", "digest": {}, "paused": paused})
+    for _ in range(3):
+        worker.mingling.answer({"from_node": "b@test\n", "digest": {}, "paused": paused})
     assert worker.consumption.paused == set()
-    assert worker.consumption.refused == {reason: 1}
+    assert worker.consumption.refused == {reason: 3}
+    assert worker.mingling.refused()[reason] == 3
+    (line,) = [one.message for one in caplog.records if f"({reason})" in one.message]
+    assert "'b@test\\n'" in line
 
 
 # -- later -----------------------------------------------------------------------------------
@@ -294,3 +298,20 @@ def test_a_greeting_that_failed_does_not_end_the_exchanges(cluster: Cluster) -> 
         return "missed" in own.revocations
 
     wait_until(asked, what="the exchange")
+
+
+def test_what_a_greeting_tells_that_may_be_a_copy_is_not_taken_over(cluster: Cluster) -> None:
+    worker, other = cluster.worker("a@test", "own"), cluster.worker("b@test", "theirs")
+    told = other.revocations.difference({"tasks": {}, "headers": {}})
+    greeting = {
+        "from_node": "b@test", "revoked": ["id"], "digest": other.revocations.digest(),
+        "told": told, "paused": {"celery": [time.time(), True]},
+    }  # fmt: skip
+    reply = worker.mingling.answer(greeting, is_new=False)
+    assert reply is not None
+    assert set(reply["told"]["tasks"]) == {"own"}, "it is answered all the same"
+    assert worker.revocations.ids() == ["own"]
+    assert worker.consumption.told() == {}
+    worker.mingling.answer(greeting)
+    assert sorted(worker.revocations.ids()) == ["id", "own", "theirs"]
+    assert "celery" in worker.consumption.told()

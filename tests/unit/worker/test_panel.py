@@ -18,8 +18,9 @@ from umbel import Umbel
 from umbel.app.commands import NoReply
 from umbel.exceptions import ImproperlyConfigured
 from umbel.wire.control import Request
-from umbel.wire.signing import sign
+from umbel.wire.signing import CHALLENGE, sign
 from umbel.worker import panel as panel_module
+from umbel.worker.options import WorkerOptions
 from umbel.worker.panel import Panel
 from umbel.worker.worker import Worker
 
@@ -232,6 +233,19 @@ def test_a_command_may_keep_quiet(desk: Desk) -> None:
     assert desk.answers == []
 
 
+def test_a_command_for_other_nodes_is_answered_only_to_who_asks_by_name(
+    desk: Desk, caplog: Any
+) -> None:
+    desk.worker.options = WorkerOptions(without_gossip=True)
+    caplog.set_level(logging.INFO)
+    asked = {"id": "a", "topic": "task", "action": {"task": "t"}}
+    assert desk.ask("election", asked) is None
+    assert desk.ask("election", asked, pattern="unit@*", matcher="glob") is None
+    assert "--without-gossip" in desk.ask("election", asked, destination=[NODE])["error"]
+    assert caplog.text == ""
+    assert desk.panel.failed == 0
+
+
 def test_a_command_of_the_application_goes_before_ours_and_aliases_work(
     make: Callable[..., Desk],
 ) -> None:
@@ -368,6 +382,137 @@ def test_optional_signing_refuses_only_wrong_signatures(make: Callable[..., Desk
     desk.handle(signed(command("note"), key="another key of sixteen bytes"))
     assert len(desk.ran) == 2
     assert desk.panel.refused == {"bad-signature": 1}
+
+
+def fresh(make: Callable[..., Desk]) -> Desk:
+    """A worker that has just started and believes only signed messages."""
+    return make(control_signing="required", control_signing_key=KEY)
+
+
+def challenged(desk: Desk) -> str:
+    """The challenge that was answered last."""
+    return str(desk.answers[-1][CHALLENGE])
+
+
+def test_a_worker_that_has_just_started_wants_a_proof_that_a_command_is_new(
+    make: Callable[..., Desk],
+) -> None:
+    desk = fresh(make)
+    desk.handle(signed(command("note")))
+    assert desk.ran == []
+    assert "may be a copy" in desk.answers[0]["error"]
+    proof = command("note", {"n": 1}, headers={CHALLENGE: challenged(desk)})
+    desk.handle(signed(proof, nonce="another"))
+    assert desk.ran == [{"n": 1}]
+    assert desk.answers[-1] == {"ok": NODE}
+    desk.handle(proof)
+    assert len(desk.ran) == 1
+    assert desk.panel.refused == {"replayed": 1}
+    assert desk.panel.challenged == 1
+
+
+def test_what_only_looks_needs_no_proof(make: Callable[..., Desk]) -> None:
+    desk = fresh(make)
+    desk.handle(signed(command("peek")))
+    assert desk.answers == [7]
+
+
+def test_a_command_whose_sender_can_not_be_asked_is_refused_at_the_start(
+    make: Callable[..., Desk], caplog: Any
+) -> None:
+    desk = fresh(make)
+    assert desk.handle(signed(command("note", reply_to=None, ticket=None)))
+    assert (desk.ran, desk.answers) == ([], [])
+    assert desk.panel.refused == {"unproven": 1}
+    assert "note may be a copy of a command" in caplog.text
+
+
+def test_who_seems_to_have_signed_before_the_start_may_prove_that_it_did_not(
+    make: Callable[..., Desk],
+) -> None:
+    desk = fresh(make)
+    desk.handle(signed(command("note"), now=time.time() - 20))
+    proof = command("note", headers={CHALLENGE: challenged(desk)})
+    desk.handle(signed(proof, now=time.time() - 20, nonce="another"))
+    assert len(desk.ran) == 1
+
+
+def test_the_challenge_of_one_worker_is_no_proof_to_another(make: Callable[..., Desk]) -> None:
+    one, other = fresh(make), fresh(make)
+    one.handle(signed(command("note")))
+    proof = command("note", headers={CHALLENGE: challenged(one)})
+    other.handle(signed(proof, nonce="another"))
+    assert other.ran == []
+
+
+def test_without_a_challenge_nobody_is_asked_what_is_not_allowed(
+    make: Callable[..., Desk],
+) -> None:
+    desk = make(control_signing="required", control_signing_key=KEY, control_allow=["ping"])
+    desk.handle(signed(command("note")))
+    assert "not allowed here" in desk.answers[0]["error"]
+    assert desk.panel.challenged == 0
+
+
+@pytest.mark.parametrize("key", [None, "short"])
+def test_a_worker_without_a_key_does_not_start_where_it_needs_one(
+    make: Callable[..., Desk], key: Any
+) -> None:
+    with pytest.raises(ImproperlyConfigured, match="control_signing_key has"):
+        make(control_signing="required", control_signing_key=key)
+
+
+# -- times ---------------------------------------------------------------------------------
+
+
+class Pidbox:
+    """Tells how long messages can have waited."""
+
+    def __init__(self, waited_s: float) -> None:
+        self._waited_s = waited_s
+
+    def waited_s(self) -> float:
+        return self._waited_s
+
+
+@pytest.mark.parametrize("shift_s", [-7_200.0, -30.0, 0.0, 7_200.0])
+def test_the_time_of_a_command_is_taken_as_our_clock_would_show_it(
+    desk: Desk, shift_s: float
+) -> None:
+    now = time.time() + shift_s
+    headers = {"expires": now + 1, "umbel_sent_at": now}
+    queue = f"paused{shift_s}"
+    desk.ask("pause", {"queue": queue, "stamp": now - 0.5}, headers=headers)
+    stamp, paused = desk.worker.consumption.told()[queue]
+    assert stamp == pytest.approx(time.time() - 0.5, abs=0.4)
+    assert paused is True
+
+
+def test_a_command_of_a_client_that_tells_no_send_time_is_taken_as_it_is(desk: Desk) -> None:
+    stamp = time.time() - 7_200
+    desk.ask("pause", {"queue": "celery", "stamp": stamp})
+    assert desk.worker.consumption.told() == {"celery": [stamp, True]}
+    assert desk.ask("pause", {"queue": "celery", "stamp": True}, headers={"umbel_sent_at": 5.0})[
+        "error"
+    ]
+
+
+@pytest.mark.parametrize("shift_s", [-7_200.0, 0.0, 7_200.0])
+def test_a_stalled_worker_refuses_what_has_expired_meanwhile(desk: Desk, shift_s: float) -> None:
+    desk.panel.pidbox = Pidbox(waited_s=60.0)
+    sent_at = time.time() + shift_s - 30
+    headers = {"expires": sent_at + 1, "umbel_sent_at": sent_at}
+    assert desk.ask("note", headers=headers) is None
+    assert desk.panel.refused == {"expired": 1}
+    headers = {"expires": sent_at + 300, "umbel_sent_at": sent_at}
+    assert desk.ask("note", headers=headers) == {"ok": NODE}, "it is worth it for five minutes"
+
+
+def test_whoever_goes_by_our_clock_or_by_that_of_the_nodes_is_in_time(desk: Desk) -> None:
+    desk.worker.wall.shift_s = -7_200.0  # this host's clock is ahead
+    assert desk.ask("note", headers={"expires": time.time() + 1}) == {"ok": NODE}
+    assert desk.ask("note", headers={"expires": time.time() - 7_199}) == {"ok": NODE}
+    assert desk.ask("note", headers={"expires": time.time() - 7_210}) is None
 
 
 # -- rubbish -------------------------------------------------------------------------------

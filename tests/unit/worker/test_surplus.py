@@ -282,3 +282,20 @@ def test_a_rest_is_as_long_as_going_round_may_cost_and_no_shorter_than_a_moment(
     one.returned_count = 1
     one.end(0.0, found=False)
     assert one.until == LONG_S
+
+
+def test_parked_and_surplus_requests_can_be_taken_out_and_no_longer_count() -> None:
+    site = site_with(110)
+    site.work(0.056)  # before the surplus goes back
+    waiting = site.rates.waiting()
+    parked, surplus = waiting[0], waiting[-1]
+    assert (site.rates.parked_count, len(site.surplus)) == (100, 9)
+    taken = site.rates.take_out({id(parked), id(surplus), id(object())})
+    assert taken == [id(parked), id(surplus)]
+    assert parked not in site.rates.waiting()
+    assert surplus not in site.rates.waiting()
+    assert (site.rates.parked_count, len(site.surplus)) == (100, 7), "one has moved up"
+    assert site.prefetch.parked == 107
+    rest = site.rates.take_out({id(one) for one in waiting})
+    assert len(rest) == 107
+    assert (site.rates.parked_count, len(site.surplus), site.prefetch.parked) == (0, 0, 0)

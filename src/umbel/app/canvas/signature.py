@@ -114,15 +114,22 @@ class Signature(dict[str, Any]):
     def election(self) -> Any:
         """Have the workers elect one of them, which sends the call, once; the result to wait for.
 
-        Workers without gossip take no part. The id of the task is that of the election.
+        The id of the task is that of the election. Workers without gossip take no part. Raises
+        `NotForElection` for what nobody could be elected for, before anything is sent; when every
+        worker refuses, the result is a FAILURE with the reason.
         """
+        from umbel.app import elections
+
         app = self.app
-        task_id = self.options.get("task_id") or str(uuid.uuid4())
+        task_id = self.options.get("task_id")
+        task_id = str(uuid.uuid4()) if task_id is None else task_id
         action = self.clone()
-        action.options.update(task_id=task_id, reply_to=app.reply_to)
-        app.backend.before_send((task_id,))
-        app.control.election(task_id, "task", dict(action))
-        return app.AsyncResult(task_id)
+        action.options.update(reply_to=app.reply_to)
+        request = elections.request(app, task_id, elections.TASK, action)
+        action.options["task_id"] = request["id"]
+        app.backend.before_send((request["id"],))
+        app.control.broadcast("election", request)
+        return app.AsyncResult(request["id"])
 
     def apply(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
         """Run the call inline and give an `EagerResult`."""

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from kombu.exceptions import OperationalError
 
+from umbel.app import elections
 from umbel.app.control.inspection import Inspect
 from umbel.app.control.mailbox import Mailbox, OnReply
-from umbel.broker.connections import masked
+from umbel.broker.connections import connection_of, masked
 
 if TYPE_CHECKING:
     from kombu import Connection
@@ -62,11 +63,14 @@ class Control:
         timeout: float | None = 1.0,
         limit: int | None = None,
         callback: OnReply | None = None,
+        channel: Any = None,
         pattern: str | None = None,
         matcher: str | None = None,
         **extra: Any,
     ) -> Replies:
         """Send a command to nodes; `extra` are more of its arguments.
+
+        `connection`, or the one of `channel`, says where to connect; it is not used itself.
 
         Without `reply` it returns when the broker has the message. With it, when `limit` replies
         have come, when every node in `destination` has answered, or after `timeout` seconds;
@@ -76,8 +80,9 @@ class Control:
         chosen = {**(arguments or {}), **extra}
         if command in STAMPED:
             chosen.setdefault("stamp", time.time())
-        to = {"destination": destination, "pattern": pattern, "matcher": matcher}
-        mailbox = self.mailbox if connection is None else Mailbox(self.app, connection)
+        to: dict[str, Any] = {"destination": destination, "pattern": pattern, "matcher": matcher}
+        place = channel if connection is None else connection
+        mailbox = self.mailbox if place is None else Mailbox(self.app, connection_of(place))
         try:
             if not reply:
                 mailbox.cast(command, chosen, **to)
@@ -91,7 +96,7 @@ class Control:
                 **to,
             )
         finally:
-            if connection is not None:
+            if place is not None:
                 mailbox.close()
 
     # -- who is there --------------------------------------------------------------------
@@ -178,10 +183,17 @@ class Control:
         topic: str,
         action: Any = None,
         connection: Connection | None = None,
-    ) -> None:
-        """Have the nodes elect one of them, which acts."""
-        arguments = {"id": id, "topic": topic, "action": action}
-        self.broadcast("election", arguments, connection=connection)
+        **options: Any,
+    ) -> Replies:
+        """Have the nodes elect one of them, which acts.
+
+        Raises `NotForElection` for what nobody could be elected for, before anything is sent. What
+        only workers can judge, such as the topic, they refuse: when none of them stands, the result
+        of this id is a FAILURE with the reason. Nodes without gossip take no part, and do not
+        answer.
+        """
+        arguments = elections.request(self.app, id, topic, action)
+        return self.broadcast("election", arguments, connection=connection, **options)
 
     # -- pools ---------------------------------------------------------------------------
 
@@ -301,8 +313,9 @@ class Control:
         return self.broadcast("disable_events", None, destination, **options)
 
     def close(self) -> None:
-        """Take the inbox for replies away; it can be used again."""
+        """Close the connections for requests and replies; the next command opens them again."""
         self.mailbox.close()
+        self.app.publisher.close_idle()
 
 
 def pause_arguments(queue: str, *, to_all: bool) -> dict[str, Any]:

@@ -130,6 +130,10 @@ class Inspect:
         """How many messages wait in each queue that a node consumes from, or in these."""
         return self._request("queue_lengths", **({"queues": list(queues)} if queues else {}))
 
+    def elections(self) -> Answers:
+        """Elections that are open, decided lately, or refused, as each node sees them."""
+        return self._request("elections")
+
     def report(self) -> Answers:
         """A text for people: `{"ok": text}`."""
         return self._request("report")

@@ -1,15 +1,20 @@
 """Sending events: a bounded buffer, and a thread with a connection of its own that empties it.
 
-`send` stamps an event and puts it into the buffer: it never waits and never fails, so that what is
-told about the work does not hold the work up. What a worker tells of every task it makes as a form
-(`wire.event_forms`), stamps itself, and gives to `keep`. The thread publishes what has gathered,
-`task-*` events as lists, all others one by one, as peers expect them. Heartbeats come from the same
-thread: a node whose loop is stalled is still there.
+`send` stamps an event and puts it into the buffer: it never waits, and raises only for what no
+broker can take, so that what is told about the work does not hold the work up. What a worker tells
+of every task it makes as a form (`wire.event_forms`), stamps itself, and gives to `keep`. The
+thread publishes what has gathered, `task-*` events as lists, all others one by one, as peers expect
+them. Heartbeats come from the same thread: a node whose loop is stalled is still there.
 
 An event leaves the buffer when the broker has it (RabbitMQ confirms, Redis answers). When the
 connection breaks in between, it is sent again: monitors may see an event twice, and know it by its
 sequence number. While the broker is away the buffer fills; when it is full the oldest events are
-dropped and counted, and the count travels in every heartbeat.
+dropped and counted, and the count travels in every heartbeat. What is given to a closed dispatcher
+counts as lost, too.
+
+Names and arguments are those of Celery's dispatcher. As everything goes through the buffer and is
+sent again until the broker has it, `retry` and `retry_policy` change nothing about `send`, whatever
+they are. They matter to `publish`, which uses a producer of the caller on the caller's thread.
 """
 
 from __future__ import annotations
@@ -20,11 +25,14 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self, TypeGuard
 
-from umbel.app.events.outlet import Outlet
+from kombu import Connection, Producer
+
+from umbel.app.events.outlet import Outlet, publish_with
 from umbel.app.events.stamper import Event, Stamper, hours_west
+from umbel.broker.permanent import described, pause_s
 from umbel.wire.event_forms import TaskForm
 
 if TYPE_CHECKING:
@@ -40,6 +48,10 @@ URGENT_GROUPS = frozenset({"worker"})
 RETRY_MIN_S, RETRY_MAX_S = 0.2, 3.0
 CLOSE_S = 5.0
 JOIN_MIN_S = 0.3
+# The longest routing key that AMQP can carry.
+SHORT_BYTES_MAX = 255
+
+Factory = Callable[..., Event]
 
 
 class Dispatcher:
@@ -53,13 +65,28 @@ class Dispatcher:
         app: Umbel,
         hostname: str | None = None,
         *,
+        connection: Connection | None = None,
         groups: Iterable[str] | None = None,
         enabled: bool = True,
+        buffer_while_offline: bool = True,
+        stamper: Stamper | None = None,
     ) -> None:
+        """Without a `stamper` the events have a series of numbers of their own.
+
+        `connection` says where to connect; it is not used itself. `buffer_while_offline` matters
+        to `publish` only: `send` always buffers.
+        """
+        if not isinstance(hostname, str | None):
+            raise TypeError(f"hostname must be a name such as 'w1@host', not {hostname!r}")
+        if isinstance(groups, str):
+            raise TypeError(f"groups must be a list of names such as ['task'], not {groups!r}")
         self.app = app
-        self.stamper = Stamper(hostname or app.origin, app.clock)
+        self.stamper = stamper or app.events.new_stamper(hostname)
         self.groups: set[str] | None = None if groups is None else set(groups)
         self.enabled = enabled
+        self.buffer_while_offline = buffer_while_offline
+        self.on_enabled: set[Callable[[], object]] = set()
+        self.on_disabled: set[Callable[[], object]] = set()
         self.sent = 0  # events that the broker has
         self.lost = 0  # events that were dropped
         self._buffer: deque[Event | TaskForm] = deque()
@@ -73,7 +100,7 @@ class Dispatcher:
         self._unsent = 0  # taken out of the buffer, not with the broker yet
         self._closing = False
         self._thread: threading.Thread | None = None
-        self._outlet = Outlet(app)
+        self._outlet = Outlet(app, connection)
         self._beat_s: float | None = None
         self._beat_at = 0.0
         self._crowd = 1.0
@@ -84,6 +111,20 @@ class Dispatcher:
     def hostname(self) -> str:
         """The node that the events come from."""
         return self.stamper.hostname
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers of its messages, but for signatures."""
+        return {"hostname": self.hostname}
+
+    @property
+    def producer(self) -> None:
+        """None: events go out on a connection of the dispatcher's thread; see `publish`."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes no more events."""
+        return self._closing
 
     # -- what goes out -----------------------------------------------------------------
 
@@ -107,28 +148,109 @@ class Dispatcher:
         return True
 
     def enable(self) -> None:
-        """Send events."""
+        """Send events, and call `on_enabled`."""
         self.enabled = True
+        for call in list(self.on_enabled):
+            call()
 
     def disable(self) -> None:
-        """Send none, and make none up."""
-        self.enabled = False
+        """Send none, and make none up; calls `on_disabled` if events were sent before."""
+        if self.enabled:
+            self.enabled = False
+            for call in list(self.on_disabled):
+                call()
 
-    def send(self, kind: str, /, *, event_clock: int | None = None, **fields: Any) -> None:
-        """Tell something; what is not sent because its group is off costs nothing."""
-        group = kind.partition("-")[0]
+    def send(
+        self,
+        type: str,  # noqa: A002 - Celery's name
+        blind: bool = False,
+        utcoffset: Callable[[], float] | float | None = None,
+        retry: bool = False,
+        retry_policy: Mapping[str, Any] | None = None,
+        Event: Factory | None = None,  # noqa: N803 - Celery's name
+        **fields: Any,
+    ) -> None:
+        """Put an event into the buffer; what is not sent because its group is off costs nothing.
+
+        A `blind` event carries no clock and does not move it. `utcoffset` gives the hours that the
+        sender lies west of UTC. `Event(type, **fields)` makes the event of its type and all its
+        fields. `retry` and `retry_policy` change nothing: the event stays in the buffer until the
+        broker has it, or until it is the oldest in a full buffer.
+        """
+        group = type.partition("-")[0]
         if self.enabled and (self.groups is None or group in self.groups):
-            self.put(kind, fields, event_clock, urgent=group in URGENT_GROUPS)
+            event = self._made(type, fields, blind, utcoffset, Event)
+            self.keep(event, group in URGENT_GROUPS)
+
+    def publish(
+        self,
+        type: str,  # noqa: A002 - Celery's name
+        fields: Mapping[str, Any],
+        producer: Producer | None,
+        blind: bool = False,
+        Event: Factory | None = None,  # noqa: N803 - Celery's name
+        *,
+        utcoffset: Callable[[], float] | float | None = None,
+        retry: bool = False,
+        retry_policy: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Publish an event now with this producer, also when its group is off, or after the end.
+
+        What cannot be published goes into the buffer, or is raised if `buffer_while_offline` is
+        off. Without a producer the event goes into the buffer at once. See `send` for the options;
+        with `retry` the producer tries again, as `retry_policy` says.
+        """
+        if not isinstance(producer, Producer | None):
+            raise TypeError(f"producer must be a kombu Producer or None, not {producer!r}")
+        event = self._made(type, fields, blind, utcoffset, Event)
+        if producer is not None:
+            try:
+                publish_with(producer, event, self.app, retry, retry_policy)
+            except Exception as exc:
+                if not self.buffer_while_offline:
+                    with self._changed:
+                        self.lost += 1
+                    raise
+                logger.debug("%s waits in the buffer: %s", type, described(exc))
+            else:
+                with self._changed:
+                    self.sent += 1
+                return
+        self.keep(event, urgent=True)
+
+    def _made(
+        self,
+        kind: str,
+        fields: Mapping[str, Any],
+        blind: bool,
+        utcoffset: Callable[[], float] | float | None,
+        factory: Factory | None,
+    ) -> Event:
+        if utcoffset is not None:
+            fields = {**fields, "utcoffset": utcoffset() if callable(utcoffset) else utcoffset}
+        event = self.stamper.make(kind, fields, blind=blind)
+        try:
+            if factory is not None:
+                event = dict(factory(event.pop("type"), **event))
+            _check(event)
+        except Exception:
+            with self._changed:
+                self.lost += 1  # it has a number
+            raise
+        return event
 
     def put(
         self, kind: str, fields: dict[str, Any], clock: int | None = None, *, urgent: bool = False
     ) -> Event | None:
         """Stamp an event and put it into the buffer, whatever its group; None after the end."""
-        if self._closing:
-            return None
         event = self.stamper.make(kind, fields, clock)
         self.keep(event, urgent)
-        return event
+        return None if self._closing else event
+
+    def extend_buffer(self, other: Dispatcher) -> None:
+        """Put what waits in the buffer of another dispatcher into this one's, too."""
+        for event in list(other._buffer):
+            self.keep(event)
 
     def keep(self, event: Event | TaskForm, urgent: bool = False) -> None:
         """Put an event that has its number into the buffer; after the end it is lost."""
@@ -180,10 +302,11 @@ class Dispatcher:
         with self._changed:
             if self._thread is not None or self._closing:
                 return
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=self._run, name=f"umbel-events-{self.hostname}", daemon=True
             )
-        self._thread.start()
+            thread.start()  # under the lock: nobody may join a thread that was not started
+            self._thread = thread
 
     def beat(self, interval_s: float, fields: Callable[[], dict[str, Any]]) -> None:
         """Send a heartbeat every `interval_s` from now on; `fields` must be quick and safe."""
@@ -207,7 +330,13 @@ class Dispatcher:
         with self._changed:
             self._beat_s = None
 
-    def flush(self, timeout_s: float = CLOSE_S) -> bool:
+    def flush(
+        self,
+        errors: bool = True,
+        groups: bool = True,
+        *,
+        timeout_s: float = CLOSE_S,
+    ) -> bool:
         """Wait until the broker has everything; False when it has not in that time."""
         deadline = time.monotonic() + timeout_s
         self._wake(urgent=True)
@@ -224,7 +353,7 @@ class Dispatcher:
         """Flush, as long as it takes or so long, and end; what is left then counts as lost."""
         deadline = time.monotonic() + timeout_s
         if self._thread is not None and not self._closing:
-            self.flush(timeout_s)
+            self.flush(timeout_s=timeout_s)
         with self._changed:
             self._closing, self._told = True, False
             self._changed.notify_all()
@@ -250,9 +379,10 @@ class Dispatcher:
                 self._outlet.close(lost=True)
                 failures += 1
                 say = logger.warning if failures == 1 else logger.debug
-                say("events could not be sent (%s: %s); trying again", type(exc).__name__, exc)
+                say("Events cannot be sent and wait in the buffer: %s", described(exc))
                 ceiling_s = min(RETRY_MIN_S * 2 ** min(failures - 1, 8), RETRY_MAX_S)
-                self._pause(random.uniform(ceiling_s / 2, ceiling_s))  # noqa: S311 - no secret
+                usual_s = random.uniform(ceiling_s / 2, ceiling_s)  # noqa: S311 - no secret
+                self._pause(pause_s(exc, usual_s))
         self._outlet.close()
 
     def _turn(self) -> None:
@@ -345,6 +475,23 @@ class Dispatcher:
                 self._buffer.extendleft(reversed(batch[place:]))
                 del batch[place:]
                 return
+
+
+class SharedDispatcher(Dispatcher):
+    """A dispatcher that several users of one process share: a `with` block flushes it only."""
+
+    def __exit__(self, *_: object) -> None:
+        self.flush()
+
+
+def _check(event: Event) -> None:
+    """Refuse what no broker can take: it would be tried again for ever, and hold up all others."""
+    for name in ("type", "hostname"):
+        text = event.get(name)
+        if not isinstance(text, str) or not 0 < len(text.encode()) <= SHORT_BYTES_MAX:
+            raise TypeError(
+                f"{name} of an event must be a text of 1 to {SHORT_BYTES_MAX} bytes, not {text!r}"
+            )
 
 
 def _goes_alone(event: Event | TaskForm) -> TypeGuard[Event]:

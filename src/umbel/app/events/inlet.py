@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING
 
 from kombu import Connection, Exchange, Producer, Queue
 
-from umbel.app.control.mailbox import signing_key
 from umbel.app.events.outlet import event_exchange
-from umbel.broker.connections import hang_up
+from umbel.app.trust import Trust
+from umbel.broker.connections import another, hang_up
 from umbel.broker.listening import Listener, OnMessage, OnRubbish
+from umbel.broker.permanent import described, pause_s
 from umbel.exceptions import ImproperlyConfigured
 from umbel.wire.control import Request, write_request
 from umbel.wire.events import OWN_EXCHANGE
-from umbel.wire.signing import sign
+from umbel.wire.signing import REQUEST
 
 if TYPE_CHECKING:
     from umbel.app.umbel import Umbel
@@ -46,18 +47,33 @@ class Inlet:
         *,
         connection: Connection | None,
         routing_key: str,
-        queue_ttl: float | None,
-        queue_expires: float | None,
+        queue_ttl: float | None = None,
+        queue_expires: float | None = None,
+        queue_prefix: str | None = None,
+        queue_exclusive: bool | None = None,
+        queue_durable: bool | None = None,
+        node_id: str | None = None,
         own: bool = False,
     ) -> None:
-        """`own` asks for the events of Umbel's own exchange as well."""
+        """`own` asks for the events of Umbel's own exchange as well.
+
+        What is None of a queue's options comes from the settings. The name of the queue ends with
+        `node_id`, or with a random id.
+        """
         self._app = app
         self._on_message, self._on_rubbish = on_message, on_rubbish
         self._template = connection
         self._routing_key = routing_key
-        self._queue_ttl, self._queue_expires = queue_ttl, queue_expires
-        self._exchanges = list(dict.fromkeys([app.conf.event_exchange, *[OWN_EXCHANGE] * own]))
-        self._name = str(uuid.uuid4())
+        conf = app.conf
+        self._queue_ttl = conf.event_queue_ttl if queue_ttl is None else queue_ttl
+        self._queue_expires = conf.event_queue_expires if queue_expires is None else queue_expires
+        self._prefix = queue_prefix or conf.event_queue_prefix
+        self._exclusive = conf.event_queue_exclusive if queue_exclusive is None else queue_exclusive
+        self._durable = conf.event_queue_durable if queue_durable is None else queue_durable
+        # Another name at each connection, unless the queue is to be found again: the broker may
+        # not have noticed yet that the last connection is gone, with its queue.
+        self._name = node_id or (str(uuid.uuid4()) if self._durable else None)
+        self._exchanges = list(dict.fromkeys([conf.event_exchange, *[OWN_EXCHANGE] * own]))
         self._listener: Listener | None = None
         self.ready = threading.Event()
         self.stopping = threading.Event()
@@ -104,8 +120,8 @@ class Inlet:
         except Exception as exc:  # noqa: BLE001 - a broker on its way down can raise anything
             hang_up(connection, lost=True)
             say = logger.warning if self._pause_s == BACKOFF_FIRST_S else logger.debug
-            say("events can not be received (%s: %s): trying again", type(exc).__name__, exc)
-            self._retry_at = time.monotonic() + self._pause_s
+            say("Events cannot be received: %s", described(exc))
+            self._retry_at = time.monotonic() + pause_s(exc, self._pause_s)
             self._pause_s = min(self._pause_s * 2, BACKOFF_LAST_S)
             return
         self._pause_s = BACKOFF_FIRST_S
@@ -126,13 +142,10 @@ class Inlet:
             return False
         name = f"{self._app.conf.control_exchange}.pidbox"
         exchange = Exchange(name, type="fanout", durable=False)
-        expires = time.time() + WAKEUP_LIFE_S
-        written = write_request(Request(method="heartbeat", clock=1, expires=expires))
+        now = time.time()
+        request = Request(method="heartbeat", clock=1, expires=now + WAKEUP_LIFE_S, sent_at=now)
         try:
-            key, headers = signing_key(self._app), written.headers
-            if key is not None:
-                nonce = uuid.uuid4().hex
-                headers = sign(written.body, headers, key, time.time(), nonce, exchange=name)
+            written = Trust(self._app).signed(write_request(request), name, REQUEST)
             # On a channel of its own: a broker that refuses this closes the channel.
             with contextlib.closing(self._listener.connection.channel()) as channel:
                 Producer(channel, auto_declare=False).publish(
@@ -140,7 +153,7 @@ class Inlet:
                     exchange=exchange,
                     routing_key="",
                     declare=[exchange],
-                    headers=headers,
+                    headers=written.headers,
                     content_type=written.content_type,
                     content_encoding=written.content_encoding,
                     delivery_mode=2,
@@ -151,34 +164,23 @@ class Inlet:
         return True
 
     def _new_connection(self) -> Connection:
-        template = self._template
-        if template is None:
-            return self._app.connection()
         # Theirs may be busy with other things, and is theirs to close.
-        made = template.clone()
-        if hasattr(template, "answer_timeout_s"):
-            made.answer_timeout_s = template.answer_timeout_s
-        return made
+        return self._app.connection() if self._template is None else another(self._template)
 
     def _queue(self, exchange: str, connection: Connection) -> Queue:
-        conf = self._app.conf
-        durable, exclusive = conf.event_queue_durable, conf.event_queue_exclusive
-        if durable and exclusive:
+        if self._durable and self._exclusive:
             raise ImproperlyConfigured(
                 "event_queue_durable and event_queue_exclusive exclude each other: "
                 "an exclusive queue goes with its connection, so switch one of them off"
             )
-        # The broker may not have noticed yet that the last connection is gone, with its queue.
-        name = self._name if durable else str(uuid.uuid4())
-        prefix = conf.event_queue_prefix if exchange == conf.event_exchange else exchange
-        ttl, expires = self._queue_ttl, self._queue_expires
+        prefix = self._prefix if exchange == self._exchanges[0] else exchange
         return Queue(
-            f"{prefix}.{name}",
+            f"{prefix}.{self._name or uuid.uuid4()}",
             event_exchange(exchange, connection),
             routing_key=self._routing_key,
-            durable=durable,
-            exclusive=exclusive,
-            auto_delete=not durable,
-            message_ttl=conf.event_queue_ttl if ttl is None else ttl,
-            expires=conf.event_queue_expires if expires is None else expires,
+            durable=self._durable,
+            exclusive=self._exclusive,
+            auto_delete=not self._durable,
+            message_ttl=self._queue_ttl,
+            expires=self._queue_expires,
         )

@@ -11,20 +11,22 @@ One barrier: whatever comes from the broker is an event, or is counted by its re
 logged the first time, and dropped. Pickle is never read. A handler that fails is logged and
 counted, and the next event follows; it ends the capture by raising `StopCapture`.
 
-Clocks. Every event moves the application's clock. One that is too far ahead to be true is refused
-(`clock-jump`). Clients that hear nobody have clocks of their own that mean nothing here: a
-`task-sent` gets clock 0, before everything that became of the task, unless it says that its clock
-is in step (`sync`). Our own clock would not do: it may be ahead of the worker's, and then the task
-would seem to be sent after it ran; and two receivers would disagree.
+Clocks. Every event that is handed on has a clock, and one that was sent moves the application's
+clock. One that is too far ahead to be true is refused (`clock-jump`). An event without a clock gets
+clock 0, which no event is sent with: it stands where the recorder, the pipeline and every other
+receiver put it. Clients that hear nobody have clocks of their own that mean nothing here: a
+`task-sent` gets clock 0 too, before everything that became of the task, unless it says that its
+clock is in step (`sync`). The receiver's own clock would not do: it may be ahead of the worker's,
+and then the task would seem to be sent after it ran; and two receivers would disagree.
 
 Times. `timestamp` is Unix time, the same in every time zone, and is left as it is. Celery's
 receivers shift it by the difference of the `utcoffset`s, hours away from when it was; `utcoffset`
 tells what the clock on the sender's wall shows, nothing more. `local_received` is the Unix time
 of receipt.
 
-Sequence numbers. Umbel's events are numbered per incarnation, so `gaps` tells which ones did not
-come; it is kept only where all events are asked for. Events that come twice are counted and handed
-on: a fold does not mind, and a forged number must not hide an event.
+Sequence numbers. Umbel's senders number their events, so `gaps` tells which ones did not come; it
+is kept only where all events are asked for. Events that come twice are counted and handed on: a
+fold does not mind, and a forged number must not hide an event.
 
 Without a `with` statement a capture opens a connection and closes it when it ends. Inside of one
 the connection stays open, and what arrives between two captures belongs to the next.
@@ -36,15 +38,15 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from kombu import Connection
 
 from umbel.app.events.inlet import Inlet
 from umbel.cluster.clock import Clock
-from umbel.cluster.sequences import Key, Range, Sequences
-from umbel.wire.content import JSON
+from umbel.cluster.sequences import Key, Range, Sequences, key_of
+from umbel.wire.content import JSON, accept_set
 from umbel.wire.events import Event, read
 
 if TYPE_CHECKING:
@@ -84,15 +86,21 @@ class Receiver:
         routing_key: str = "#",
         state: Any = None,
         wakeup: bool = True,
-        queue_ttl: float | None = None,
-        queue_expires: float | None = None,
+        accept: Iterable[str] | None = None,
         clock: Clock | None = None,
+        **queue: Any,
     ) -> None:
         """`connection` says where to connect; it is not used itself.
 
         `types` are the only ones that are handed on, and that count as captured; None is all.
-        `state` gets every event that is handed on, before the handlers.
+        `state` gets every event that is handed on, before the handlers. `accept` names the
+        serializers that are read; JSON always is. `queue` are options of the queue, see `Inlet`.
         """
+        if handlers is not None and not isinstance(handlers, Mapping):
+            raise TypeError(
+                "handlers must be a mapping of event types to functions, such as "
+                f"{{'*': print}}, not {handlers!r}"
+            )
         self.app = app
         self.handlers: dict[str, Handler] = dict(handlers or {})
         self.types = None if types is None else frozenset(types)
@@ -100,7 +108,7 @@ class Receiver:
         self.state = state
         self.wakeup = wakeup
         self.clock = app.clock if clock is None else clock
-        self.accept = app.accept | {JSON}
+        self.accept = (app.accept if accept is None else accept_set(accept)) | {JSON}
         self.counts: Counter[str] = Counter()
         self.failed_count = 0  # how often a handler, or the state, failed
         self.sequences = Sequences()
@@ -111,9 +119,8 @@ class Receiver:
             self._on_rubbish,
             connection=connection,
             routing_key=routing_key,
-            queue_ttl=queue_ttl,
-            queue_expires=queue_expires,
             own=True,
+            **queue,
         )
         self._stopping = self._inlet.stopping
         self._capturing = threading.Lock()
@@ -263,7 +270,10 @@ class Receiver:
 
     @property
     def gaps(self) -> dict[Key, tuple[Range, ...]]:
-        """The sequence numbers that did not come, as ranges, by hostname and incarnation."""
+        """The sequence numbers that did not come, as ranges, by hostname and series.
+
+        The series of a worker's own events is its incarnation.
+        """
         return self.sequences.gaps()
 
     @property
@@ -290,12 +300,14 @@ class Receiver:
             event["clock"] = 0  # known to nobody: before all that has one
         else:
             clock = event.get("clock")
+            if clock is None:
+                event["clock"] = 0
             # Whoever takes a clock over is not behind it afterwards.
-            if clock is not None and self.clock.adjust(clock) < clock:
+            elif self.clock.adjust(clock) < clock:
                 self._refuse(CLOCK_JUMP)
                 return False
-        if self.routing_key == "#" and "seq" in event and "inc" in event:
-            self.sequences.note(event["hostname"], event["inc"], event["seq"])
+        if self.routing_key == "#" and (series := key_of(event)) is not None:
+            self.sequences.note(*series, event["seq"])
         event["local_received"] = now
         return self.types is None or kind in self.types
 

@@ -1,13 +1,24 @@
-"""Makes events: says who, when, and the how manieth.
+"""Makes events: the sender, the time, the clock and the sequence number of each.
 
-Every process that sends events has one stamper per name it goes by. Clock and sequence number are
-taken together, so that among the events of one incarnation the numbers run in the order in which
-the events were made, and a number that never arrives is an event that was lost.
+A *life* is one run of one worker, named by its hostname, pid and incarnation (`inc`). Events that
+others send under a worker's name, such as a task in a pool process, belong to the same life: they
+carry its pid and incarnation, so no monitor takes the sender for another worker.
+
+Every stamper numbers its events 1, 2, 3, ...: a number that never arrives is an event that was
+lost. The numbers without `umbel_series` are the worker's own. Processes cannot share a counter, so
+everybody else who sends events of that life names the series of its numbers by a random number.
+
+Clock and sequence number are taken together, so that within one series the numbers run in the
+order in which the events were made. A *blind* event has a number but no clock, and does not move
+the sender's clock.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
+import secrets
+import struct
 import threading
 import time
 from collections.abc import Mapping
@@ -18,6 +29,7 @@ from umbel.cluster.clock import Clock
 Event = dict[str, Any]
 _last_inc = 0
 _inc_lock = threading.Lock()
+_CELL = struct.Struct("=Q")
 
 
 def new_incarnation() -> int:
@@ -34,14 +46,37 @@ def hours_west() -> float:
     return -offset_s / 3600
 
 
-class Stamper:
-    """See the module's text."""
+class Life:
+    """The life of a worker, known to its process and to those that are forked from it.
 
-    def __init__(self, hostname: str, clock: Clock) -> None:
+    Pool processes are forked before the worker has claimed its name and begins to send events. So
+    the incarnation is kept in memory that they share.
+    """
+
+    def __init__(self, hostname: str) -> None:
+        self.hostname = hostname
+        self.pid = os.getpid()
+        self._cell = mmap.mmap(-1, _CELL.size)
+
+    @property
+    def inc(self) -> int:
+        """The incarnation; 0 before the worker sends events."""
+        return int(_CELL.unpack_from(self._cell)[0])
+
+    def begin(self, inc: int) -> None:
+        """The worker sends events from now on."""
+        _CELL.pack_into(self._cell, 0, inc)
+
+
+class Stamper:
+    """Stamps the events of one sender: a life of its own, or somebody else's that has begun."""
+
+    def __init__(self, hostname: str, clock: Clock, life: Life | None = None) -> None:
         self.hostname = hostname
         self.clock = clock
-        self.pid = os.getpid()
-        self.inc = new_incarnation()
+        self.pid = os.getpid() if life is None else life.pid
+        self.inc = new_incarnation() if life is None else life.inc
+        self.series = {} if life is None else {"umbel_series": secrets.randbits(52) + 1}
         self.seq = 0
         self.utcoffset = hours_west()
 
@@ -52,17 +87,30 @@ class Stamper:
             self.seq = seq = self.seq + 1
             return seq, own.step() if clock is None else clock
 
-    def make(self, kind: str, fields: Mapping[str, Any], clock: int | None = None) -> Event:
+    def make(
+        self,
+        kind: str,
+        fields: Mapping[str, Any],
+        clock: int | None = None,
+        *,
+        blind: bool = False,
+    ) -> Event:
         """One event; `clock` is the value that was set aside for it earlier, if one was."""
-        seq, stamp = self.count(clock)
+        stamp: dict[str, int] = {}
+        if blind:
+            with self.clock.lock:
+                self.seq = seq = self.seq + 1
+        else:
+            seq, stamp["clock"] = self.count(clock)
         return {
             "type": kind,
             "hostname": self.hostname,
             "pid": self.pid,
             "utcoffset": self.utcoffset,
-            "clock": stamp,
+            **stamp,
             "timestamp": time.time(),
             "seq": seq,
             "inc": self.inc,
+            **self.series,
             **fields,
         }

@@ -26,8 +26,8 @@ from collections import OrderedDict
 from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
 from typing import Any, Final, TypeVar
 
-from umbel.app.events.state_items import Event, Task, Worker
-from umbel.cluster.task_states import FIELD_CLASSES, position, read
+from umbel.app.events.state_items import Event, Life, Task, Worker
+from umbel.cluster.task_states import CUSTOM, FIELD_CLASSES, position, read
 
 __all__ = ["State", "Task", "Worker"]
 
@@ -41,7 +41,8 @@ class State:
     """See the module's text.
 
     `callback(state, event)` is called after each event, under the lock of the state, which the
-    callback's own thread may enter again. `clock` is the monotonic time.
+    callback's own thread may enter again. `on_node_join(worker)` is called before it when a life of
+    a worker begins, `on_node_leave(worker)` at its `worker-offline`. `clock` is the monotonic time.
     """
 
     def __init__(
@@ -50,16 +51,28 @@ class State:
         max_workers: int = 5_000,
         max_tasks: int = 10_000,
         callback: Callable[[State, Event], object] | None = None,
+        on_node_join: Callable[[Worker], object] | None = None,
+        on_node_leave: Callable[[Worker], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        assert max_workers > 0, max_workers
-        assert max_tasks > 0, max_tasks
+        calls = {
+            "callback": callback, "on_node_join": on_node_join, "on_node_leave": on_node_leave,
+        }  # fmt: skip
+        for name, call in calls.items():
+            if call is not None and not callable(call):
+                raise TypeError(f"{name} must be a function, not {call!r}")
+        for name, most in {"max_workers": max_workers, "max_tasks": max_tasks}.items():
+            if type(most) is not int:
+                raise TypeError(f"{name} must be a whole number, not {most!r}")
+            if most < 1:
+                raise ValueError(f"{name} must be at least 1, not {most}")
         self.max_workers, self.max_tasks = max_workers, max_tasks
         self.event_count = 0  # all that came
         self.task_count = 0  # tasks that were new when they came
         self.evicted_workers = 0
         self.evicted_tasks = 0
         self._callback = callback
+        self._on_node_join, self._on_node_leave = on_node_join, on_node_leave
         self._now = clock
         self._lock = threading.RLock()
         self._workers: OrderedDict[str, Worker] = OrderedDict()  # the longest silent first
@@ -76,9 +89,11 @@ class State:
             item: Task | Worker | None = None
             if kind[:5] == "task-":
                 item = self._on_task(event)
-            elif kind[:7] == "worker-":
+            elif kind[:7] == "worker-" and "umbel_series" not in event:  # else a pool process
                 item = self._worker(event["hostname"])
+                before = item.life
                 item.tell(event, self._now())
+                self._call_hooks(item, before)
             if self._callback is not None:
                 self._callback(self, event)
             return item
@@ -176,11 +191,20 @@ class State:
         name = one.event_class
         if task.add(one) and name in _CALLS and one.parent_id != task.listed_under:  # type: ignore[attr-defined]
             self._list_child(task)
-        if name != "sent":
+        # Clients and pool processes may send events of their own: those say nothing of a worker.
+        if name not in ("sent", CUSTOM):
             worker = self._worker(one.hostname)
             one.hostname = worker.hostname
             worker.hear(one.pid, one.inc, one.clock, self._now())
         return task
+
+    def _call_hooks(self, worker: Worker, before: Life | None) -> None:
+        now = worker.life
+        if now is None:
+            if before is not None and self._on_node_leave is not None:
+                self._on_node_leave(worker)
+        elif self._on_node_join is not None and not _is_same(before, now):
+            self._on_node_join(worker)
 
     def _new_task(self, uuid: str) -> Task:
         if len(self._tasks) >= self.max_tasks:
@@ -254,6 +278,13 @@ class _Table(Mapping[str, Item]):
 
     def __repr__(self) -> str:
         return repr(self._copy())
+
+
+def _is_same(before: Life | None, now: Life) -> bool:
+    """Whether a life goes on; it may tell more of its name."""
+    if before is None:
+        return False
+    return all(was in (None, one) for was, one in zip(before, now, strict=True))
 
 
 def _last(task: Task) -> tuple[Any, ...]:

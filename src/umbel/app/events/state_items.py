@@ -8,6 +8,12 @@ what was still on its way does not raise it: a life that has an `inc` is over, a
 none begins again with `worker-online`. This memory fades after some minutes, so that no forged
 message silences a name for good.
 
+Only events of the worker itself (`worker-*`) begin, replace or end a life. What it says of tasks is
+a sign of the life that it names, if that is the known one. What tasks say themselves is none: it
+comes from pool processes, which go on while the worker stands still, and which name themselves in
+Celery and older versions. A worker of which nothing but tasks was heard goes by what they name,
+until it speaks for itself.
+
 The figures of a worker are those of its latest event. Brokers keep the order of one sender, but a
 reconnect may not: an event that comes within seconds of a later one changes no figure. After that
 the arrival decides, so that a forged clock does no lasting harm. A figure that makes no sense is
@@ -17,6 +23,7 @@ left out, and the one before it stays.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -32,12 +39,16 @@ from umbel.cluster.task_states import READY_STATES
 from umbel.cluster.task_summary import Summary
 
 Event = Mapping[str, Any]
+Life = tuple[int | None, int | None]  # pid and incarnation
 
 # Who sends heartbeats, but does not tell how often, is taken for one with the default interval.
 FREQ_DEFAULT_S: Final = 2.0
 # The broker keeps events for five seconds: later than this nothing comes late.
 STRAGGLER_S: Final = 10.0
 WORD_CHARS_MAX: Final = 200
+# The number of latest events by which wall clocks are compared. More: a late event hides among
+# others for longer; fewer: a clock that was set is noticed sooner.
+SKEWS_MAX: Final = 5
 
 # What `Task.info` shows.
 INFO_FIELDS: Final = (
@@ -80,9 +91,9 @@ class Worker:
     """One worker, known by its hostname."""
 
     __slots__ = (
-        *("_now", "_place", "_placed_at", "_left_at"),
+        *("_is_sure", "_left_at", "_now", "_place", "_placed_at", "_skews_s"),
         *("active", "clock", "freq", "heard_at", "hostname", "inc", "loadavg", "lost", "pid"),
-        *("processed", "skew_s", "sw_ident", "sw_sys", "sw_ver"),
+        *("processed", "sw_ident", "sw_sys", "sw_ver"),
     )
 
     def __init__(self, hostname: str, now: Callable[[], float]) -> None:
@@ -93,6 +104,7 @@ class Worker:
         self.sw_ident: str | None = None
         self.sw_ver: str | None = None
         self.sw_sys: str | None = None
+        self._is_sure = False  # whether the worker itself has named its life
         self._begin(None, None)
 
     def _begin(self, pid: int | None, inc: int | None) -> None:
@@ -103,12 +115,20 @@ class Worker:
         self.processed: int | None = None
         self.loadavg: list[float] | None = None
         self.lost: int | None = None  # events of this life that it had to drop
-        self.skew_s: float | None = None  # how far its wall clock is ahead of the receiver's
+        self._skews_s: deque[float] = deque(maxlen=SKEWS_MAX)
         self._left_at: float | None = None
         self._place: Order | None = None
         self._placed_at = 0.0
 
     # -- questions ---------------------------------------------------------------------
+
+    @property
+    def skew_s(self) -> float | None:
+        """How far its wall clock is ahead of the receiver's, by the event that came the quickest.
+
+        An event that was long on its way, or waited at a busy receiver, is no wrong clock.
+        """
+        return max(self._skews_s, default=None)
 
     @property
     def alive(self) -> bool:
@@ -119,6 +139,11 @@ class Worker:
         if self._left_at is not None or self.heard_at is None:
             return False
         return is_alive(self.heard_at, self.freq, now)
+
+    @property
+    def life(self) -> Life | None:
+        """The life that the worker itself has named; None before, and after `worker-offline`."""
+        return (self.pid, self.inc) if self._is_sure and self._left_at is None else None
 
     @property
     def status_string(self) -> str:
@@ -136,10 +161,41 @@ class Worker:
 
     # -- events ------------------------------------------------------------------------
 
-    def hear(
-        self, pid: int | None, inc: int | None, clock: int, now: float, is_online: bool = False
-    ) -> bool:
-        """Take any event of this worker as a sign of life; False if that life is over."""
+    def hear(self, pid: int | None, inc: int | None, clock: int, now: float) -> None:
+        """Take an event of a task as a sign of the known life, unless it names another one."""
+        if self._left_at is not None or inc != self.inc or pid != self.pid:
+            if self._is_another(pid, inc) or self._has_just_left(now):
+                return
+            if self._left_at is not None:
+                self._begin(self.pid, self.inc)
+            elif not self._is_sure:
+                self._name(pid, inc)
+        self.heard_at = now
+        if clock > self.clock:  # noqa: PLR1730 - once per event: max() takes longer
+            self.clock = clock
+
+    def tell(self, event: Event, now: float) -> None:
+        """Take the figures of an event about the worker itself."""
+        pid, inc, kind = event.get("pid"), event.get("inc"), event["type"]
+        if not self._is_sure:
+            self._is_sure, self.pid, self.inc = True, None, None
+        if kind == "worker-offline":
+            if self._is_another(pid, inc) or self._is_straggler(event, now):
+                return
+            self._name(pid, inc)
+            self._left_at = now
+        else:
+            is_there = self._appear(pid, inc, now, is_online=kind == "worker-online")
+            if not is_there or self._is_straggler(event, now):
+                return
+        self._place, self._placed_at = order(event), now
+        self.clock = self._place[0] or self.clock
+        if "freq" in event:
+            self.freq = _freq(event["freq"])
+        self._take_figures(event)
+
+    def _appear(self, pid: int | None, inc: int | None, now: float, *, is_online: bool) -> bool:
+        """The worker says that it is there, perhaps as another life; False if that life is over."""
         if self._left_at is not None or inc != self.inc or pid != self.pid:
             if self._is_late(pid, inc, now, is_online):
                 return False
@@ -150,27 +206,7 @@ class Worker:
             else:
                 self._name(pid, inc)
         self.heard_at = now
-        if clock > self.clock:  # noqa: PLR1730 - once per event: max() takes longer
-            self.clock = clock
         return True
-
-    def tell(self, event: Event, now: float) -> None:
-        """Take the figures of an event about the worker itself."""
-        pid, inc, kind = event.get("pid"), event.get("inc"), event["type"]
-        if kind == "worker-offline":
-            if self._is_another(pid, inc) or self._is_straggler(event, now):
-                return
-            self._name(pid, inc)
-            self._left_at = now
-        else:
-            is_heard = self.hear(pid, inc, 0, now, kind == "worker-online")
-            if not is_heard or self._is_straggler(event, now):
-                return
-        self._place, self._placed_at = order(event), now
-        self.clock = self._place[0]
-        if "freq" in event:
-            self.freq = _freq(event["freq"])
-        self._take_figures(event)
 
     def _take_figures(self, event: Event) -> None:
         get = event.get
@@ -183,7 +219,7 @@ class Worker:
         self.sw_sys = _word(get("sw_sys"), self.sw_sys)
         received = get("local_received")
         if _is_number(received):
-            self.skew_s = event["timestamp"] - received
+            self._skews_s.append(event["timestamp"] - received)
 
     def _name(self, pid: int | None, inc: int | None) -> None:
         """The known life tells more of its name."""
@@ -192,23 +228,31 @@ class Worker:
 
     def _is_another(self, pid: int | None, inc: int | None) -> bool:
         """Whether this names another life than the known one; who names none does not."""
+        if not self._is_sure:
+            return False
         if inc is not None and self.inc is not None:
             return inc != self.inc
         return pid is not None and self.pid is not None and pid != self.pid
 
     def _is_late(self, pid: int | None, inc: int | None, now: float, is_online: bool) -> bool:
         """Whether this is said of a life that is over."""
-        just_left = self._left_at is not None and now - self._left_at < MEMORY_S
+        just_left = self._has_just_left(now)
         if inc is not None and self.inc is not None and inc != self.inc:
             return inc < self.inc and (just_left or self._is_alive(now))
         if not just_left or self._is_another(pid, inc):
             return False
         return inc is not None or not is_online
 
+    def _has_just_left(self, now: float) -> bool:
+        return self._left_at is not None and now - self._left_at < MEMORY_S
+
     def _is_straggler(self, event: Event, now: float) -> bool:
         if self._place is None or now - self._placed_at >= STRAGGLER_S:
             return False
-        return order(event) < self._place
+        place = order(event)
+        if not place[0] or not self._place[0]:  # one of them has no clock to compare
+            return place[1:] < self._place[1:]
+        return place < self._place
 
 
 def _is_number(value: Any) -> bool:

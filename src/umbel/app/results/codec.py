@@ -6,15 +6,24 @@ result whose exception says why, so that a caller who waits is told instead of w
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from umbel.app.results.async_result import AsyncResult
+from umbel.app.results.group_result import GroupResult
 from umbel.exceptions import BackendError, SecurityError
 from umbel.wire.compression import compress, decompress
-from umbel.wire.content import Encoded, accept_set, decode, encode, serializer_type
+from umbel.wire.content import (
+    Encoded,
+    EncodeError,
+    accept_set,
+    decode,
+    encode,
+    serializer_type,
+)
 from umbel.wire.failures import decode_failure, encode_failure
 from umbel.wire.limits import Refusal
+from umbel.wire.reprs import safe_repr
 from umbel.wire.results import (
     COMPRESSED_PREFIX,
     EXCEPTION_STATES,
@@ -48,6 +57,7 @@ class Codec:
         self.serializer: str = conf.result_serializer
         self.compression: str | None = conf.result_compression
         self.extended: bool = conf.result_extended
+        self._limits = app.limits
 
     @cached_property
     def _content_type(self) -> str:
@@ -58,13 +68,11 @@ class Codec:
         conf = self._app.conf
         return accept_set((*(conf.result_accept_content or conf.accept_content), self.serializer))
 
-    def encoded(self, value: Any) -> Encoded:
-        """The value in the result serializer, not compressed."""
-        return encode(value, self.serializer)
-
     def dumps(self, value: Any) -> bytes:
         """The stored form of a value; raises when the serializer cannot write it."""
-        body = encode(value, self.serializer).body
+        return self._packed(encode(value, self.serializer, self._limits).body)
+
+    def _packed(self, body: bytes) -> bytes:
         if not self.compression:
             return body
         packed, content_type = compress(body, self.compression)
@@ -81,14 +89,21 @@ class Codec:
 
     # -- documents ---------------------------------------------------------------------
 
+    def stored(
+        self, task_id: str, result: Any, state: str, traceback: str | None, request: Context | None
+    ) -> bytes:
+        """The document of a task as it is stored; `EncodeError` if its result has no such form."""
+        return self._packed(self.document(task_id, result, state, traceback, request).body)
+
     def document(
         self, task_id: str, result: Any, state: str, traceback: str | None, request: Context | None
-    ) -> dict[str, Any]:
-        """The document that is stored for a task."""
+    ) -> Encoded:
+        """The document of a task in the result serializer, not compressed."""
         children = None
         if request is not None:
             children = [child.as_tuple() for child in request.children]
-        return meta_document(
+        extended = self._extended(request) if self.extended and request is not None else None
+        document = meta_document(
             task_id,
             state,
             self.storable(result, state),
@@ -97,15 +112,31 @@ class Codec:
             date_done=format_time(self._app.now()),
             group_id=getattr(request, "group", None),
             parent_id=getattr(request, "parent_id", None),
-            extended=self._extended(request) if self.extended and request is not None else None,
+            extended=extended,
         )
+        try:
+            return encode(document, self.serializer, self._limits)
+        except EncodeError:
+            if not extended:
+                raise
+        # The arguments came by the serializer of the message, which may carry more than this one.
+        document.update((name, self._writable(value)) for name, value in extended.items())
+        return encode(document, self.serializer, self._limits)
+
+    def _writable(self, value: Any) -> Any:
+        try:
+            encode(value, self.serializer, self._limits)
+        except EncodeError:
+            return safe_repr(value)
+        return value
 
     def storable(self, result: Any, state: str) -> Any:
         """Failures and result handles in the form that is stored."""
         if state in EXCEPTION_STATES and isinstance(result, BaseException):
-            return encode_failure(result)
-        as_tuple: Callable[[], Any] | None = getattr(result, "as_tuple", None)
-        return as_tuple() if callable(as_tuple) else result
+            return encode_failure(result, self.serializer)
+        if isinstance(result, (AsyncResult, GroupResult)):
+            return result.as_tuple()
+        return result
 
     def _extended(self, request: Context) -> dict[str, Any]:
         delivery = request.delivery_info or {}

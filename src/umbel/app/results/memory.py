@@ -78,7 +78,7 @@ class MemoryBackend(Backend):
     ) -> None:
         """Keep the document and tell the watchers."""
         codec, kept = self.codec, self._store
-        raw = codec.dumps(codec.document(task_id, result, state, traceback, request))
+        raw = codec.stored(task_id, result, state, traceback, request)
         ttl = self.app.conf.result_expires
         seconds = ttl.total_seconds() if hasattr(ttl, "total_seconds") else ttl
         with kept.lock:

@@ -116,7 +116,8 @@ class Reader:
                     pause_s = BACKOFF_FIRST_S
                     session.run()
                 except self._broken as exc:
-                    logger.warning("waiting for results: %s; connecting again", exc)
+                    say = logger.warning if pause_s == BACKOFF_FIRST_S else logger.debug
+                    say("The connection to the result backend was lost, retrying: %s", exc)
                     self._drain(selector, pause_s, fds[0])
                     pause_s = min(pause_s * 2, BACKOFF_LAST_S)
                 except Exception:

@@ -108,7 +108,7 @@ class RedisBackend(Backend):
     ) -> None:
         """Store and publish in one round trip."""
         codec = self.codec
-        payload = codec.dumps(codec.document(task_id, result, state, traceback, request))
+        payload = codec.stored(task_id, result, state, traceback, request)
         key, ttl = self._task_key(task_id), self._ttl_s(state)
         found = self._script(scripts.STORE, [key], [payload, ttl, 0])
         if not isinstance(found, int) and codec.read(found, task_id)["status"] != "SUCCESS":

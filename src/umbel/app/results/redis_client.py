@@ -21,12 +21,16 @@ if TYPE_CHECKING:
     from umbel.app.umbel import Umbel
 
 CONNECT_TIMEOUT_S = 5.0
+# For redis-py None is a hundred connections.
+NO_LIMIT = 2**31
+# How long a thread waits for a connection of another one where there is a limit.
+ACQUIRE_TIMEOUT_S = 20.0
 _TLS_CHECKS = {"CERT_REQUIRED": "required", "CERT_OPTIONAL": "optional", "CERT_NONE": "none"}
 
 
 def make_client(app: Umbel, url: str) -> redis.Redis:
     """A client for the address; connects when it is first used."""
-    address = resolve(url, app.directory)
+    address = resolve(url, app.directory, app.conf.embedded_server)
     options = _options(app)
     scheme = address.partition("://")[0].lower()
     if scheme == "sentinel":
@@ -46,7 +50,17 @@ def _options(app: Umbel) -> dict[str, Any]:
     }
     given = conf.result_backend_transport_options
     chosen.update({name: given[name] for name in chosen.keys() & given.keys()})
+    chosen["max_connections"] = chosen["max_connections"] or NO_LIMIT
     return {"protocol": 2, "retry": Retry(NoBackoff(), 0), **chosen}
+
+
+def _pool(max_connections: int, **options: Any) -> redis.ConnectionPool:
+    """Connections that threads share; where there is a limit they wait for each other."""
+    if max_connections == NO_LIMIT:
+        return redis.ConnectionPool(max_connections=NO_LIMIT, **options)
+    return redis.BlockingConnectionPool(  # type: ignore[no-untyped-call]
+        max_connections=max_connections, timeout=ACQUIRE_TIMEOUT_S, **options
+    )
 
 
 def _network(app: Umbel, address: str, options: dict[str, Any]) -> redis.Redis:
@@ -71,7 +85,7 @@ def _network(app: Umbel, address: str, options: dict[str, Any]) -> redis.Redis:
             f"result_backend {masked(address)!r}: write it as redis://host:port/number"
         ) from None
     query.pop("ssl", None)
-    pool = redis.ConnectionPool(
+    pool = _pool(
         connection_class=kind,
         host=parts.hostname or "localhost",
         port=port,
@@ -88,7 +102,7 @@ def _socket(address: str, options: dict[str, Any]) -> redis.Redis:
     parts = urlsplit(address)
     query = parse_qs(parts.query)
     number = (query.get("virtual_host") or query.get("db") or ["0"])[-1].strip("/") or "0"
-    pool = redis.ConnectionPool(
+    pool = _pool(
         connection_class=redis.UnixDomainSocketConnection,
         path=unquote(parts.path),
         db=int(number),
@@ -108,7 +122,6 @@ def _sentinel(app: Umbel, address: str, options: dict[str, Any]) -> redis.Redis:
             "result_backend_transport_options = {'master_name': 'mymaster'}"
         )
     parts = [urlsplit(one) for one in address.split(";") if one]
-    options.pop("max_connections")
     last = parts[-1]
     if last.password:
         options["password"] = unquote(last.password)

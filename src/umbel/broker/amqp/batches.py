@@ -1,24 +1,27 @@
-"""Publishing many messages: few writes, and one wait for the confirms of each part.
+"""Publishing messages, one or many: few writes, and one wait for the confirms of each part.
 
-While the broker confirms one part, the next is written. The channel is the one that single
-messages are sent on too, so that the order is kept; it stays in confirm mode, and the confirms of
-single messages, for which nobody waits, are read with the next that is published.
+While the broker confirms one part of a batch, the next is written. Single messages and batches go
+over one channel, so that the order is kept, and the channel stays in confirm mode.
 
-On a channel of py-amqp itself the messages follow each other, and are confirmed, one by one, where
-the connection is set to that (`confirm_publish`).
+A message that reaches no queue is returned by the broker and reported as `Unroutable`, except where
+it is `optional` that somebody listens. One that the broker refuses is reported as `Nacked`. Both
+leave the connection as it was.
+
+`hand_over` writes a message and does not wait for anything.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from amqp.basic_message import Message as Content
-from amqp.exceptions import ChannelError, MessageNacked
 
 from umbel.broker.amqp import tables
+from umbel.broker.amqp.bounded import BoundedChannel
 from umbel.broker.amqp.channel import BufferedChannel
+from umbel.broker.errors import Nacked, Unroutable
 
 if TYPE_CHECKING:
     from umbel.broker.batches import Parcel
@@ -32,48 +35,37 @@ _DEFAULTS: Final = {"delivery_mode": 2, "priority": 0}
 # What most messages have; a correlation id of so many characters always fits.
 _USUAL: Final = frozenset({"correlation_id", "delivery_mode", "priority", "reply_to"})
 _ID_CHARS_MAX: Final = 63
-NAMED_MAX: Final = 10
+_NOTHING: Final[frozenset[tuple[str, str]]] = frozenset()
 
 
-class Nacked(MessageNacked):
-    """The broker has refused some of the messages; of the first `written` the others are there."""
-
-    def __init__(self, indexes: Sequence[int], count: int, written: int) -> None:
-        super().__init__(_told("refused by the broker", indexes, count))
-        self.indexes = list(indexes)
-        self.written = written
-
-
-class Unroutable(ChannelError):
-    """Some of the messages go to no queue, and had to; of the first `written` the others do."""
-
-    def __init__(self, indexes: Sequence[int], count: int, written: int, cause: Any) -> None:
-        reason = getattr(cause, "reply_text", "NO_ROUTE")
-        super().__init__(_told(f"returned ({reason})", indexes, count))
-        self.indexes = list(indexes)
-        self.written = written
-
-
-def publish(channel: Any, parcels: Sequence[Parcel], *, mandatory: bool = False) -> Iterator[int]:
+def publish(
+    channel: BoundedChannel,
+    parcels: Sequence[Parcel],
+    *,
+    mandatory: bool = False,
+    optional: Collection[tuple[str, str]] = _NOTHING,
+) -> Iterator[int]:
     """Publish all in order; tells after each part how many, from the first, the broker has.
 
-    Raises `Nacked` or `Unroutable`, which name those that it has not, or connection errors; then
+    With `mandatory` all have to reach a queue, except those to an address in `optional`. Raises
+    `Nacked` or `Unroutable`, which name those that the broker has not, or connection errors; then
     the messages of the two parts that were under way may be there or not.
     """
+    yield from _Batch(channel, parcels, mandatory, optional).publish()
+
+
+def publish_one(channel: BoundedChannel, parcel: Parcel, *, mandatory: bool = False) -> None:
+    """Publish one message; returns when it is confirmed, and raises what `publish` raises."""
+    for _ in _Batch(channel, (parcel,), mandatory, _NOTHING).publish():
+        pass
+
+
+def hand_over(channel: BoundedChannel, parcel: Parcel) -> None:
+    """Publish one message, and do not wait for its confirm."""
     if not isinstance(channel, BufferedChannel):
-        for parcel in parcels:
-            _publish(channel, parcel, mandatory)
-        yield len(parcels)
-        return
-    yield from _Batch(channel, parcels, mandatory).publish()
-
-
-def publish_one(channel: Any, parcel: Parcel) -> None:
-    """Publish one message; waits for its confirm only where the connection is set to."""
-    connection = channel.connection
-    if not isinstance(channel, BufferedChannel) or connection is None or connection.confirm_publish:
         _publish(channel, parcel)
         return
+    connection = channel.live("basic_publish: connection closed")
     channel.look()
     frames = [channel.writer.address(parcel.exchange, parcel.routing_key)]
     channel.writer.add(frames, written(parcel), parcel.body, connection.frame_max)
@@ -121,11 +113,16 @@ class _Batch:
     """One call of `publish`."""
 
     def __init__(
-        self, channel: BufferedChannel, parcels: Sequence[Parcel], mandatory: bool
+        self,
+        channel: BoundedChannel,
+        parcels: Sequence[Parcel],
+        mandatory: bool,
+        optional: Collection[tuple[str, str]],
     ) -> None:
         self._channel = channel
         self._parcels = parcels
         self._mandatory = mandatory
+        self._optional = optional
         self._written: list[_Part] = []
         self._returned: list[Any] = []
 
@@ -133,9 +130,8 @@ class _Batch:
         """See `publish`: while the broker confirms one part, the next is written."""
         channel = self._channel
         channel.confirm_select_once()
-        channel.look()
         returns = channel.events["basic_return"]
-        returns.add(self._on_return)
+        returns |= {_ignore, self._on_return}
         try:
             with channel.confirms.watched() as nacked:
                 for start in range(0, len(self._parcels), PART):
@@ -155,45 +151,71 @@ class _Batch:
         latest = self._written[-1]
         channel.await_confirms(latest.first, latest.last)  # to name them all
         count = len(self._parcels)
-        if self._returned:
-            lost = _which(self._parcels, self._returned)
-            raise Unroutable(lost, count, latest.end, self._returned[0][0])
+        lost = _which(self._parcels, self._returned)
         refused = [
             one.end - 1 - (one.last - number)
             for one in self._written
-            for number in sorted(nacked)
+            for number in nacked
             if one.first <= number <= one.last
         ]
         if refused:
-            raise Nacked(refused, count, latest.end)
-        return part.end  # it was single messages, for which nobody waits
+            raise Nacked(sorted({*refused, *lost}), count, latest.end)
+        if lost:
+            first = self._parcels[lost[0]]
+            reason = str(getattr(self._returned[0][0], "reply_text", "NO_ROUTE"))
+            address = (first.exchange, first.routing_key)
+            raise Unroutable(lost, count, latest.end, reason, address)
+        return part.end  # it was messages of before, for which nobody waits any more
 
     def _write(self, start: int) -> None:
-        channel, mandatory = self._channel, self._mandatory
-        connection: Any = channel.connection
-        writer, frame_max = channel.writer, connection.frame_max
+        channel = self._channel
         part = self._parcels[start : start + PART]
         first = channel.confirms.last + 1
+        if isinstance(channel, BufferedChannel):
+            self._write_frames(channel, part)
+        else:
+            for parcel in part:
+                channel.await_unblocked()
+                _publish(channel, parcel, self._must_arrive(parcel))
+        self._written.append(_Part(start + len(part), first, channel.confirms.last))
+
+    def _write_frames(self, channel: BufferedChannel, part: Sequence[Parcel]) -> None:
+        writer, frame_max = channel.writer, channel.live().frame_max
         frames: list[bytes] = []
         size = count = 0
         for parcel in part:
             properties = written(parcel)
+            mandatory = self._must_arrive(parcel)
             frames.append(writer.address(parcel.exchange, parcel.routing_key, mandatory))
             writer.add(frames, properties, parcel.body, frame_max)
             size += len(properties) + len(parcel.body)
             count += 1
             if size >= WRITE_BYTES:
-                channel.confirms.published(count)
-                connection.write_frames(b"".join(frames))
-                frames.clear()
+                _flush(channel, frames, count)
                 size = count = 0
         if frames:
-            channel.confirms.published(count)
-            connection.write_frames(b"".join(frames))
-        self._written.append(_Part(start + len(part), first, channel.confirms.last))
+            _flush(channel, frames, count)
+
+    def _must_arrive(self, parcel: Parcel) -> bool:
+        if not self._optional:
+            return self._mandatory
+        return self._mandatory and (parcel.exchange, parcel.routing_key) not in self._optional
 
     def _on_return(self, *told: Any) -> None:
         self._returned.append(told)
+
+
+def _ignore(*_told: Any) -> None:
+    """A message came back for which nobody waits any more; without this, reading it would raise."""
+
+
+def _flush(channel: BufferedChannel, frames: list[bytes], count: int) -> None:
+    """Write frames of `count` messages, unless the broker has said that it takes none."""
+    channel.look()
+    channel.await_unblocked()
+    channel.confirms.published(count)
+    channel.live().write_frames(b"".join(frames))
+    frames.clear()
 
 
 def _which(parcels: Sequence[Parcel], returned: Sequence[Any]) -> list[int]:
@@ -220,12 +242,7 @@ def _publish(channel: Any, parcel: Parcel, mandatory: bool = False) -> None:
         application_headers=parcel.headers,
         **{**_DEFAULTS, **parcel.properties},
     )
-    channel.basic_publish(
+    # Not the method that waits for each confirm, as options of the transport may say.
+    channel._basic_publish(
         content, exchange=parcel.exchange, routing_key=parcel.routing_key, mandatory=mandatory
     )
-
-
-def _told(what: str, indexes: Sequence[int], count: int) -> str:
-    named = ", ".join(str(index) for index in indexes[:NAMED_MAX])
-    more = ", ..." if len(indexes) > NAMED_MAX else ""
-    return f"{len(indexes)} of {count} messages were {what}: {named}{more}"

@@ -1,4 +1,4 @@
-"""py-amqp's channel: deliveries without its dispatch, gathered acks, publishing, confirms.
+"""py-amqp's channel: deliveries without its dispatch, gathered acks, publishing.
 
 *Acks* are written one by one, unless somebody says that the loop will flush them (`gather_acks`):
 then they wait for `flush_acks`, at most `ACKS_MAX` of them, and the oldest for `ACK_S` if others
@@ -7,8 +7,6 @@ written when the channel ends are forgotten: the broker delivers their messages 
 
 *Publishing* writes the frames of a message at once. What the broker has said meanwhile is looked at
 before, one event as with py-amqp, so that a closed channel is known with the next message.
-
-*Confirms* go by number (`confirms`): each message that is published after `confirm_select` has one.
 """
 
 from __future__ import annotations
@@ -19,12 +17,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from amqp import spec
-from amqp.exceptions import MessageNacked, RecoverableConnectionError
+from amqp.exceptions import RecoverableConnectionError
 from kombu.exceptions import DecodeError
 from kombu.transport import pyamqp
 
 from umbel.broker.amqp.bounded import BoundedChannel
-from umbel.broker.amqp.confirms import Confirms
 from umbel.broker.amqp.frames import Event
 from umbel.broker.amqp.publishing import Writer
 from umbel.broker.amqp.settling import Ledger, ack
@@ -77,7 +74,6 @@ class BufferedChannel(BoundedChannel):
         self._gathers = False
         self._oldest_at = 0.0
         self._without_acks: set[str] = set()  # consumers
-        self.confirms = Confirms()
         super().__init__(connection, *args, **options)
         self.writer = Writer(self.channel_id)
         self._callbacks[spec.Basic.RecoverOk] = self._ledger.clear
@@ -141,14 +137,14 @@ class BufferedChannel(BoundedChannel):
             self._gathered()
             return
         self.flush_acks()
-        self._connection().write_frames(ack(self.channel_id, delivery_tag, multiple))
+        self.live().write_frames(ack(self.channel_id, delivery_tag, multiple))
         self._ledger.answered(delivery_tag, multiple)
 
     def _gathered(self) -> None:
         now, count = time.monotonic(), len(self._ledger)
         if count == 1:
             self._oldest_at = now
-            self._connection().gathering.add(self)
+            self.live().gathering.add(self)
         elif count >= ACKS_MAX or now - self._oldest_at >= ACK_S:
             self.flush_acks()
 
@@ -156,7 +152,7 @@ class BufferedChannel(BoundedChannel):
         """Write what was gathered. Raises connection errors."""
         if not len(self._ledger):
             return
-        connection = self._connection()
+        connection = self.live()
         connection.gathering.discard(self)
         connection.write_frames(self._ledger.frames(self.channel_id))
 
@@ -185,7 +181,7 @@ class BufferedChannel(BoundedChannel):
         confirm_timeout: float | None = None,
     ) -> None:
         """Publish a message, without waiting for its confirm."""
-        connection = self._connection("basic_publish: connection closed")
+        connection = self.live("basic_publish: connection closed")
         self.look()
         frames = self.writer.content(
             msg, exchange, routing_key, mandatory, immediate, connection.frame_max
@@ -202,20 +198,9 @@ class BufferedChannel(BoundedChannel):
 
     basic_publish = _basic_publish
 
-    def basic_publish_confirm(self, *args: Any, **options: Any) -> None:
-        """Publish a message and wait until the broker has it."""
-        timeout = options.pop("confirm_timeout", None) or options.get("timeout")
-        self.confirm_select_once()
-        with self.confirms.watched() as nacked:
-            self._basic_publish(*args, **options)
-            number = self.confirms.last
-            self.await_confirms(number, number, timeout)
-            if number in nacked:
-                raise MessageNacked
-
     def look(self) -> None:
         """Handle one event that has come meanwhile: the channel may be closed, say."""
-        connection = self._connection("basic_publish: connection closed")
+        connection = self.live("basic_publish: connection closed")
         if connection.has_input():
             try:
                 connection.drain_events(timeout=0)
@@ -224,58 +209,16 @@ class BufferedChannel(BoundedChannel):
             if self.connection is None:
                 raise RecoverableConnectionError("basic_publish: connection closed")
 
-    # -- confirms ------------------------------------------------------------------------
-
-    def confirm_select(self, nowait: bool = False) -> Any:
-        """Let the broker confirm what is published from now on."""
-        done = super().confirm_select(nowait)
-        self._confirm_selected = True
-        self.confirms.begin()
-        return done
-
-    def confirm_select_once(self) -> None:
-        """The same, if it was not said before."""
-        if not self._confirm_selected:
-            self.confirm_select()
-
-    def await_confirms(self, first: int, last: int, timeout: float | None = None) -> None:
-        """Wait until all of these are confirmed or refused."""
-        connection = self._connection()
-        patience_s = connection.answer_timeout_s if timeout is None else timeout
-        deadline = time.monotonic() + patience_s
-        while not self.confirms.settled(first, last):
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                raise TimeoutError(f"the broker has not confirmed within {patience_s:g} s")
-            connection.drain_events(timeout=left_s)
-            if self.connection is None:
-                raise RecoverableConnectionError("connection already closed")
-
-    def _on_basic_ack(self, delivery_tag: int, multiple: bool) -> None:
-        self.confirms.confirmed(delivery_tag, multiple)
-        super()._on_basic_ack(delivery_tag, multiple)
-
-    def _on_basic_nack(self, delivery_tag: int, multiple: bool) -> None:
-        self.confirms.refused(delivery_tag, multiple)
-        super()._on_basic_nack(delivery_tag, multiple)
-
     # -- the end -------------------------------------------------------------------------
-
-    def _connection(self, otherwise: str = "connection already closed") -> Any:
-        connection = self.connection
-        if connection is None:
-            raise RecoverableConnectionError(otherwise)
-        return connection
 
     def _forget(self) -> None:
         self._ledger.clear()
-        self.confirms.end()
         self._without_acks.clear()
         if self.connection is not None:
             self.connection.gathering.discard(self)
 
     def _on_close(self, *args: Any) -> None:
-        self._forget()  # py-amqp opens it again, and its numbers begin anew
+        self._forget()
         super()._on_close(*args)
 
     def collect(self) -> None:

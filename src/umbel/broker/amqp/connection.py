@@ -7,6 +7,7 @@ behind it is handled. `handle` is for event loops, and handles what is there for
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import time
 from typing import Any, Final
@@ -14,7 +15,7 @@ from typing import Any, Final
 from amqp.exceptions import RecoverableConnectionError, UnexpectedFrame
 from amqp.method_framing import frame_writer
 
-from umbel.broker.amqp.bounded import BoundedConnection
+from umbel.broker.amqp.bounded import NOT_WRITTEN, BoundedConnection
 from umbel.broker.amqp.channel import BufferedChannel
 from umbel.broker.amqp.frames import DELIVER, Event, Reader
 from umbel.broker.amqp.sockets import patience_of_socket, transport_for
@@ -83,6 +84,17 @@ class BufferedConnection(BoundedConnection):
             if deadline is not None:
                 # Heartbeats and parts of messages do not prolong it.
                 timeout = max(0.0, deadline - time.monotonic())
+
+    def await_input(self, wake_fd: int, timeout: float | None) -> None:
+        """Wait until there is something to handle or to read, or `wake_fd` is readable."""
+        transport = self._transport
+        if self.reader.ready or transport is None:
+            return
+        self.flush_acks()
+        pending = getattr(transport.sock, "pending", int)  # of TLS, which no poller sees
+        if not pending():
+            # Looked up at each call: gevent may have put its own there.
+            select.select([transport.sock, wake_fd], [], [], self.patience_s(timeout))
 
     def _fill(self, timeout: float | None) -> None:
         transport = self._transport
@@ -158,7 +170,10 @@ class BufferedConnection(BoundedConnection):
         transport = self._transport
         if transport is None:
             raise RecoverableConnectionError("connection already closed")
-        transport.write(frames)
+        try:
+            transport.write(frames)
+        except NOT_WRITTEN as exc:
+            raise self.not_written(exc) from exc
         self.bytes_sent += 1
 
     def flush_acks(self) -> None:

@@ -12,10 +12,11 @@ from io import BytesIO
 from struct import Struct, error
 from typing import Any, Final
 
-from amqp.exceptions import FrameSyntaxError
-from amqp.serialization import _write_item
+from amqp.exceptions import AMQPError, FrameSyntaxError
+from amqp.serialization import _write_item, loads
 
 from umbel.broker.amqp.shapes import OCTET, PROPERTIES, STAMP, TABLE, TEXT
+from umbel.wire.jsontext import EncodeError
 
 _LONG, _LONG_LONG, _SHORT = Struct(">I"), Struct(">Q"), Struct(">H")
 _TEXT, _INTEGER, _LARGE_INTEGER = Struct(">cI"), Struct(">ci"), Struct(">cq")
@@ -98,6 +99,34 @@ def short_text(value: Any) -> bytes:
 def table(values: Mapping[Any, Any]) -> bytes:
     """A whole table."""
     return closed(table_items(values.items()))
+
+
+def check_headers(headers: Mapping[str, Any]) -> None:
+    """Raise `EncodeError` for a header that would arrive as another value, or not at all.
+
+    A table has times of whole seconds without a zone, and byte strings that look like text are
+    read as text.
+    """
+    for name, value in headers.items():
+        if not _is_exact(value):
+            raise EncodeError(
+                f"header {name!r:.100} cannot be sent to RabbitMQ as {value!r:.100}:"
+                " send it as text, or as an argument of the task"
+            )
+
+
+def _is_exact(value: Any) -> bool:
+    if value is None or isinstance(value, str | bool | float):
+        return True
+    if isinstance(value, list | tuple):
+        return all(map(_is_exact, value))
+    if isinstance(value, dict):
+        return all(isinstance(key, str) for key in value) and all(map(_is_exact, value.values()))
+    try:
+        read = loads("F", table({"": value}), 0)[0][0][""]
+    except (AMQPError, TypeError, ValueError, ArithmeticError, error):
+        return False
+    return isinstance(value, type(read)) and bool(read == value)
 
 
 def closed(items: bytes) -> bytes:

@@ -14,6 +14,18 @@ class Transport(pyamqp.Transport):
     """For amqp:// and its aliases."""
 
     Connection = BufferedConnection
+    _wake_fd: int | None = None
+
+    def wake_on(self, fd: int) -> None:
+        """Let `drain_events` end its wait when this descriptor is readable."""
+        self._wake_fd = fd
+
+    def drain_events(self, connection: Any, **options: Any) -> Any:
+        """Handle one event; raises `TimeoutError` if none comes in time, or when woken."""
+        if self._wake_fd is not None:
+            connection.await_input(self._wake_fd, options.get("timeout"))
+            options["timeout"] = 0
+        return connection.drain_events(**options)
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         """Be called when the socket is readable, when something is left over, before it waits."""

@@ -16,6 +16,8 @@ and each side restores what the other one left. What differs is how messages are
   which makes the server tell this connection of the next change (client-side caching). It looks
   once a second all the same. Where the server can not do that, it waits with BRPOP; where it runs
   no scripts, kombu's own ways are used.
+- *One clock.* When a message was taken, renewed, or is overdue is judged by the server's time
+  (`broker/server_time.py`), in the same unit as kombu's, so that Celery's workers can judge too.
 - *Nothing goes back twice.* Whoever gives a message back removes its note first, and acts only if
   it was there (`scripts.GIVE`).
 

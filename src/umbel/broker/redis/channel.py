@@ -19,20 +19,21 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import redis
 from kombu.message import Message
 from kombu.transport import redis as kombu_redis
-from redis.exceptions import RedisError, ResponseError
+from kombu.utils.json import dumps
+from redis.exceptions import RedisError
 
 from umbel.broker.redis.fetching import BATCH_MAX, Fetcher, untouched
 from umbel.broker.redis.ledger import Arrival, Ledger, Return
 from umbel.broker.redis.messages import ListMessage, redelivered
 from umbel.broker.redis.qos import QoS
 from umbel.broker.redis.scripts import GIVE
+from umbel.broker.server_time import server_time
 
 logger = logging.getLogger("umbel.broker")
 
@@ -54,8 +55,9 @@ class Channel(kombu_redis.Channel):
         self.receiver: Callable[[Any], None] | None = None  # of messages, past kombu's consumers
         self.slack: int | None = None  # messages that may be missing without anything idling
         self.batch_min = 0  # room that is worth a request
+        self.heard_count: int | None = None  # subscribers of the last message to all
+        self.is_lost = False  # the server did not answer when the channel was closed
         self._gathers = self._hurries = False
-        self.scriptless = False  # the server runs none for us
         self._protocol: int | None = None
         self._managers: list[Any] = []  # of sentinels, for the fetcher
         self._reused: Any = None
@@ -139,12 +141,12 @@ class Channel(kombu_redis.Channel):
         pipe.zrem(self.key(self.unacked_index_key), *tags)
         pipe.execute()
 
-    def note(self, arrival: Arrival) -> None:
+    def note(self, tag: str, note: bytes | str) -> None:
         """Note a message that was popped without it."""
+        now = server_time(self.plain)
         pipe = self.plain.pipeline(transaction=True)
-        rest = f',"",{json.dumps(arrival.queue)}]'.encode()
-        pipe.zadd(self.key(self.unacked_index_key), {arrival.tag: time.time()})
-        pipe.hset(self.key(self.unacked_key), arrival.tag, b"[" + arrival.raw + rest)
+        pipe.zadd(self.key(self.unacked_index_key), {tag: now})
+        pipe.hset(self.key(self.unacked_key), tag, note)
         pipe.execute()
 
     @staticmethod
@@ -160,8 +162,7 @@ class Channel(kombu_redis.Channel):
         """Consume from `queue`."""
         self.consumers[queue] = (callback, no_ack)
         done = super().basic_consume(queue, no_ack, callback, consumer_tag, **options)
-        possible = self.ack_emulation and not self.scriptless
-        if possible and self.active_queues and self.fetcher is None:
+        if self.ack_emulation and self.active_queues and self.fetcher is None:
             self.fetcher = Fetcher(self, self.ledger)
             self.fetcher.at_once = self._hurries
             self.connection.cycle.prepare(self.fetcher)
@@ -202,22 +203,23 @@ class Channel(kombu_redis.Channel):
         if self.fetcher is not None:
             self.fetcher.set_queues(self.active_queues)
 
-    def leave_to_kombu(self, exc: ResponseError) -> None:
-        """A server without scripts, or without the right to run them: kombu's BRPOP works there."""
-        logger.warning("messages are taken one by one, without a script: %s", exc)
-        fetcher, self.fetcher = self.fetcher, None
-        self.scriptless = True
-        if fetcher is not None:
-            self.connection.cycle.dismiss(fetcher)
-            fetcher.close()
-        self.forget(self.ledger.acks)
-        self.ledger.acks.clear()
-
     def maybe_reauth(self) -> None:
         """Renew credentials on connections that are never given back to their pool."""
         super().maybe_reauth()
         if self.fetcher is not None:
             self.fetcher.refresh_credentials()
+
+    # -- publishing ----------------------------------------------------------------------------
+
+    def _put_fanout(self, exchange: str, message: Any, routing_key: str, **options: Any) -> None:
+        """Publish to every subscriber; the server answers how many there are."""
+        if options.get("_publish_batch") is not None:  # its answers are not read
+            super()._put_fanout(exchange, message, routing_key, **options)
+            return
+        payload = dumps(message)
+        with self.conn_or_acquire() as client:
+            topics = self._get_publish_topics(exchange, routing_key)
+            self.heard_count = sum(int(client.publish(topic, payload)) for topic in topics)
 
     # -- names on the server -------------------------------------------------------------------
 
@@ -293,6 +295,7 @@ class Channel(kombu_redis.Channel):
             try:
                 self._finish(self.fetcher)
             except (RedisError, OSError) as exc:
+                self.is_lost = True
                 logger.warning("messages could not be given back now: %s", exc)
             finally:
                 self.connection.cycle.dismiss(self.fetcher)

@@ -18,6 +18,7 @@ Connection errors are raised to the loop, whose consumer is built anew with the 
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -96,6 +97,11 @@ class Fetcher:
     def fileno(self) -> int | None:
         """What to watch; None before the first turn."""
         return None if self._line is None else self._line.fileno()
+
+    @property
+    def pool(self) -> Any:
+        """The pool of its connection; None while there is none."""
+        return None if self._line is None else self._line.pool
 
     @property
     def is_told(self) -> bool:
@@ -325,15 +331,15 @@ class Fetcher:
         key, raw = answer[0].decode(), answer[1]
         queue = next(queue for queue, known in asked.requests.lists if known == key)
         arrival = Arrival(self._ledger.tag(asked.first), queue, key, raw)
-        self._channel.note(arrival)
+        rest = f',"",{json.dumps(queue)}]'.encode()
+        self._channel.note(arrival.tag, b"[" + raw + rest)
         self._ledger.arrived.append(arrival)
 
     def _refused(self, asked: Asked, exc: ResponseError) -> None:
         self._ledger.acks[:0] = asked.acks
         code = getattr(exc, "status_code", None) or str(exc).split(" ", 1)[0]
         if code not in PASSING:
-            self._channel.leave_to_kombu(exc)
-            return
+            raise exc
         self._quiet_until = time.monotonic() + LOOK_AGAIN_S
         if not self._complained:
             self._complained = True

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
 
 from umbel.broker.redis.ledger import Arrival, Ledger
+from umbel.broker.server_time import server_time
 
 if TYPE_CHECKING:
     from umbel.broker.redis.channel import Channel
@@ -30,9 +30,9 @@ class Line:
     def __init__(self, channel: Channel) -> None:
         self.told = True  # of changes, by the server
         for protocol in (3, 2):
-            self._pool = channel.own_pool(protocol)
+            self.pool = channel.own_pool(protocol)
             try:
-                self.connection: Any = self._pool.get_connection()
+                self.connection: Any = self.pool.get_connection()
                 if protocol == 3:
                     self.connection._parser.set_invalidation_push_handler(lambda _: TOLD)
                     # Not of our own pops.
@@ -84,7 +84,7 @@ class Line:
                 if note is not None:
                     found.append(channel.arrival(tag, note))
         if found:
-            now = time.time()
+            now = server_time(channel.plain)
             scores = [part for arrival in found for part in (now, arrival.tag)]
             self._ask("ZADD", channel.key(channel.unacked_index_key), "XX", *scores)
             logger.warning("%d messages whose delivery was cut off are delivered now", len(found))
@@ -99,7 +99,7 @@ class Line:
     def close(self) -> None:
         """Hang up."""
         with contextlib.suppress(Exception):
-            self._pool.disconnect()
+            self.pool.disconnect()
 
     def _ask(self, *command: Any) -> Any:
         self.connection.send_command(*command)

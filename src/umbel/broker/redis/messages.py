@@ -13,6 +13,7 @@ from kombu.message import Message
 from umbel.broker import base64text
 from umbel.broker.envelopes import TaskEnvelope, read_task
 from umbel.broker.messages import Unreadable
+from umbel.wire.tasks import DELIVERY_COUNT
 
 _decode = msgspec.json.Decoder().decode
 # What needs no decoding is a string of the envelope itself.
@@ -133,5 +134,8 @@ def redelivered(raw: bytes) -> bytes:
 
 def mark(envelope: Any) -> None:
     """Say in an envelope that somebody had it, where other programs look for that."""
-    envelope["headers"]["redelivered"] = True
+    headers = envelope["headers"]
+    headers["redelivered"] = True
+    before = headers.get(DELIVERY_COUNT)  # RabbitMQ's quorum queues count there
+    headers[DELIVERY_COUNT] = (before if type(before) is int and before >= 0 else 0) + 1
     envelope["properties"]["delivery_info"]["redelivered"] = True

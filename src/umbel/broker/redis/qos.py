@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from typing import Any
 
 from kombu.transport import redis as kombu_redis
+from kombu.transport import virtual
+from kombu.utils.json import dumps
 from redis.exceptions import RedisError
 
 from umbel.broker.redis.ledger import Return
 from umbel.broker.redis.messages import ListMessage, mark, redelivered
+from umbel.broker.server_time import server_time
 
 logger = logging.getLogger("umbel.broker")
 
@@ -23,11 +25,14 @@ class QoS(kombu_redis.QoS):
     """kombu's, whose settling goes through the fetcher of the channel where there is one."""
 
     def append(self, message: Any, delivery_tag: str) -> None:
-        """Remember a message; what came from a list is noted already."""
+        """Remember a message; what was taken by a script is noted already."""
         if isinstance(message, ListMessage):
             self._delivered[delivery_tag] = message
-        else:
-            super().append(message, delivery_tag)
+            return
+        info = message.delivery_info
+        note = dumps([message._raw, info["exchange"], info["routing_key"]])
+        self.channel.note(delivery_tag, note)  # kombu would by the clock of this machine
+        virtual.QoS.append(self, message, delivery_tag)
 
     def ack(self, delivery_tag: str) -> None:
         """The message is done with."""
@@ -78,9 +83,6 @@ class QoS(kombu_redis.QoS):
 
     def restore_by_tag(self, tag: Any, client: Any = None, leftmost: bool = False) -> None:
         """Give back a message of which only the note is known, if that is still there."""
-        if self.channel.scriptless:
-            super().restore_by_tag(tag, client, leftmost)
-            return
         name = tag.decode() if isinstance(tag, bytes) else tag
         self._restore([name], "LPUSH" if leftmost else "RPUSH")
 
@@ -88,10 +90,6 @@ class QoS(kombu_redis.QoS):
         """Give back what nobody has settled or renewed for the visibility time-out."""
         self._vrestore_count += 1
         if (self._vrestore_count - 1) % (interval or 1):
-            return
-        if self.channel.scriptless:  # such a server can not release the mutex either
-            for tag in self._overdue(time.time() - self.visibility_timeout, start, num):
-                super().restore_by_tag(tag)
             return
         key, expire_s = self.unacked_mutex_key, self.unacked_mutex_expire
         with self.channel.conn_or_acquire() as client:
@@ -102,12 +100,16 @@ class QoS(kombu_redis.QoS):
                 pass
 
     def _restore_overdue(self, start: int, num: int | None) -> None:
-        ceiling = time.time() - self.visibility_timeout
+        ceiling = self._ceiling()
         while True:
             tags = self._overdue(ceiling, start, num)
             done = self._restore(tags, "RPUSH", ceiling)
             if num or not done or len(tags) < RESTORE_MAX:
                 return
+
+    def _ceiling(self) -> float:
+        """The latest time of a note that is overdue."""
+        return server_time(self.channel.plain) - float(self.visibility_timeout)
 
     def _overdue(self, ceiling: float, start: int, num: int | None) -> list[str]:
         """The newest first: the oldest is to be the next one of its queue."""

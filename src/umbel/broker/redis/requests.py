@@ -39,7 +39,7 @@ class Requests:
     def pop(self, asked: Asked, prefix: str, begin: int, *, in_full: bool = False) -> bytes:
         """Take messages, beginning with this queue, and acknowledge others."""
         fields = [
-            repr(time.time()).encode(),
+            repr(time.time()).encode(),  # used where the server refuses TIME
             prefix.encode(),
             b"%d" % asked.first,
             b"%d" % asked.count,

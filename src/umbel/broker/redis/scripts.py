@@ -9,13 +9,15 @@ from __future__ import annotations
 # KEYS: notes, times of notes, then the lists: all queues of the first priority, of the next, ...
 # ARGV: number of queues, end of the notes of each queue; then now, beginning of the tags, number
 #   of the first tag, count, queue to begin with, whether queues share; then acknowledged tags.
+#   Now is the time by the client's clock, for servers whose rules refuse TIME to the client.
 # Returns the queue to begin with next time, then pairs: number of the list, messages.
 # What can not be an envelope is returned but not noted: other programs would stumble over it.
 # With room left, all lists are read at the end: from then on the server tells of their changes.
 POP = """
 local queues = tonumber(ARGV[1])
 local at = queues + 1
-local now, prefix, number = ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 3])
+local now, prefix, number = redis.pcall('TIME'), ARGV[at + 2], tonumber(ARGV[at + 3])
+now = now.err and ARGV[at + 1] or now[1] .. string.format('.%06d', now[2])
 local left, begin, shared = tonumber(ARGV[at + 4]), tonumber(ARGV[at + 5]), ARGV[at + 6] == '1'
 for i = at + 7, #ARGV, 1000 do
   local last = math.min(i + 999, #ARGV)

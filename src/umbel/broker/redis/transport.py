@@ -28,6 +28,13 @@ class Poller(kombu_redis.MultiChannelPoller):
         self._loop: Any = None  # that of `attach`
         self._on_readable: Any = None
         self._waking = False
+        self._wake_fd: int | None = None
+
+    def wake_on(self, fd: int) -> None:
+        """Let a blocking wait end when this descriptor is readable."""
+        if self._wake_fd is None:
+            self._wake_fd = fd
+            self.poller.register(fd, self.eventflags)
 
     def attach(self, loop: Any, on_readable: Any) -> None:
         """Be turned by this loop from now on."""
@@ -114,6 +121,8 @@ class Poller(kombu_redis.MultiChannelPoller):
 
     def handle_event(self, fileno: int, event: int) -> Any:
         """The same, for a blocking loop; true if that may end its wait."""
+        if fileno == self._wake_fd:
+            return True
         fetcher = self._fetchers.get(fileno)
         if fetcher is None:
             return super().handle_event(fileno, event)
@@ -167,6 +176,10 @@ class Transport(kombu_redis.Transport):
         super().__init__(*args, **options)
         self.cycle.poller.close()
         self.cycle = Poller()
+
+    def wake_on(self, fd: int) -> None:
+        """Let `drain_events` end its wait when this descriptor is readable."""
+        self.cycle.wake_on(fd)
 
     def drain_events(self, connection: Any, timeout: float | None = None) -> None:
         """Deliver something, waiting for it no longer than `timeout`."""

@@ -18,6 +18,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from umbel.files import open_file
+
 READY_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 20.0
 BUILD_TIMEOUT_S = 400.0  # a busy machine may take its time
@@ -63,8 +65,7 @@ class History:
             self._say(f"no history is kept: {reason}")
             return
         self.place = Path(tempfile.mkdtemp(prefix="umbel-demo-history-"))
-        output = (self.place / "recorder.log").open("w")
-        with output:
+        with open_file(self.place / "recorder.log", "w") as output:
             self._recorder = subprocess.Popen(
                 self._command("-A", "umbel.cli.demo.tasks", "record", "--log", "log"),
                 cwd=self.place,

@@ -21,6 +21,7 @@ from pathlib import Path
 from rich.console import Console
 
 from umbel.cli.demo import tasks
+from umbel.files import open_file
 
 PORT = 5577
 READY_TIMEOUT_S = 20.0
@@ -57,13 +58,13 @@ class Dashboard:
             return False
         port, password = _free_port(), secrets.token_urlsafe(9)
         secret = self._directory / "password"
-        secret.touch(0o600)
+        secret.touch(0o600)  # whatever `file_umask` is
         secret.write_text(password)
         argv = [sys.executable, "-m", "umbel", "-A", APP, "dashboard", "--port", str(port),
                 "--password-file", str(secret)]  # fmt: skip
         if self._tables is not None:
             argv += ["--tables", str(self._tables)]
-        with (self._directory / "dashboard.log").open("wb") as output:
+        with open_file(self._directory / "dashboard.log", "wb") as output:
             self._process = subprocess.Popen(
                 argv,
                 cwd=self._directory,

@@ -180,8 +180,13 @@ class Figures:
         """A node that begins or ends runs nothing of what it ran in the life before."""
         node = event["hostname"]
         known = self._state.workers.get(node)
-        if event["type"] == "worker-online" and known is not None and known.pid == event.get("pid"):
-            return  # the same process, connected anew: its tasks go on
+        life = event.get("pid"), event.get("inc")
+        if (
+            event["type"] == "worker-online"
+            and known is not None
+            and (known.pid, known.inc) == life
+        ):
+            return  # the same life, connected anew: its tasks go on
         for uuid in [uuid for uuid, task in self._open.items() if task.node == node]:
             self._close(uuid)
 

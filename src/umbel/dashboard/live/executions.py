@@ -5,9 +5,11 @@ the lanes of the timeline and the attempts of a task. Times are those of the sen
 clocks are logical.
 
 Events may come late: a start that comes after its end is put where it belongs. What is said of an
-execution that is not known makes a new one, which knows only that. At most `count_max` are kept;
-the one that was silent the longest goes first. Whoever has seen everything up to a `version` asks
-for what changed since.
+execution that is not known makes a new one, which knows only that. An execution was caused by the
+sending that has its number of retries: a retry is sent under the same id by the one before it.
+
+At most `count_max` are kept; the one that was silent the longest goes first. Whoever has seen
+everything up to a `version` asks for what changed since.
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
+
+from umbel.cluster.task_states import Record
+from umbel.cluster.task_summary import retries_of
 
 ENDS: Final = {
     "task-succeeded": "SUCCESS",
@@ -41,6 +46,9 @@ class Execution:
     worker: str
     name: str | None = None
     parent: str | None = None
+    retries: int | None = None
+    sent: float | None = None
+    sent_clock: int | None = None
     received: float | None = None
     received_clock: int | None = None
     started: float | None = None
@@ -83,29 +91,42 @@ class Executions:
         )
         return list(itertools.islice(newest_first, limit))[::-1]
 
-    def event(self, event: Mapping[str, Any]) -> Execution | None:
-        """Take an event; gives the execution that it is about."""
+    def event(self, event: Mapping[str, Any], sent: Record | None = None) -> Execution | None:
+        """Take an event; gives the execution that it is about.
+
+        `sent` is the last sending of its task that was heard.
+        """
         kind = event["type"]
+        if kind == "task-sent" and sent is not None:
+            for waiting in self._by_task.get(event["uuid"], ()):
+                if _cause(waiting, sent):
+                    self._changed(waiting)
         if kind not in KINDS:
             return None
         outcome = ENDS.get(kind)
         one = self._find(event, kind)
         if one is None:
             one = self._new(event)
-        clock, at = event.get("clock"), event["timestamp"]
+        clock, at = event.get("clock") or None, event["timestamp"]  # 0: it has none
         if kind == "task-received":
             one.received, one.received_clock = at, clock
             one.name, one.parent = _text(event.get("name")), _text(event.get("parent_id"))
+            one.retries = retries_of(event.get("retries"))
+            if sent is not None:
+                _cause(one, sent)
         elif kind == "task-started":
             one.started, one.started_clock = at, clock
         else:
             one.ended, one.ended_clock, one.outcome = at, clock, outcome
             one.exception = _text(event.get("exception"))
             self._guess_start(one, event.get("runtime"))
+        self._changed(one)
+        return one
+
+    def _changed(self, one: Execution) -> None:
         self.version += 1
         one.version = self.version
         self._by_change.move_to_end(one.number)
-        return one
 
     def _guess_start(self, one: Execution, runtime: Any) -> None:
         """A worker that tells no starts tells how long its tasks took."""
@@ -155,6 +176,14 @@ class Executions:
         siblings.remove(oldest)
         if not siblings:
             del self._by_task[oldest.uuid]
+
+
+def _cause(one: Execution, sent: Record) -> bool:
+    """Let a sending be the cause of an execution, if it is and none was known."""
+    if one.retries != retries_of(getattr(sent, "retries", None)) or one.sent is not None:
+        return False
+    one.sent, one.sent_clock = sent.timestamp, sent.clock or None
+    return True
 
 
 def _is_before(clock: int, one: Execution) -> bool:

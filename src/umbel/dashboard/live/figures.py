@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from umbel.app.events.measures import Rate, Sample
-from umbel.dashboard.live.executions import Execution
+from umbel.dashboard.live.executions import KINDS, Execution
 from umbel.dashboard.live.series import Series
 
 TYPES_MAX: Final = 1_000
@@ -75,11 +75,12 @@ class Figures:
             self._worker(event, kind)
         elif kind[:5] == "task-":
             self.task_events.add(now_s)
-            node = self._node(event["hostname"])
-            node.task_events += 1
-            node.unheard, node.first_processed = 0, None
-            if execution is not None:
-                self._execution(kind, execution, node, now_s)
+            if kind in KINDS:  # events of a task's own are sent by every worker, -E or not
+                node = self._node(event["hostname"])
+                node.task_events += 1
+                node.unheard, node.first_processed = 0, None
+                if execution is not None:
+                    self._execution(kind, execution, node, now_s)
 
     def _sent(self, event: Mapping[str, Any], now_s: float) -> None:
         self.sent.add(now_s)

@@ -24,6 +24,7 @@ from umbel.app.control.inspection import flatten_reply
 from umbel.broker.connections import hang_up
 from umbel.broker.lengths import lengths_of
 from umbel.dashboard.live.oldest import Oldest, oldest_of
+from umbel.wire.secret_texts import mask_addresses
 
 if TYPE_CHECKING:
     from umbel.dashboard.live.source import Live
@@ -168,7 +169,7 @@ class Polling:
             ask()
             self.trouble = ""
         except Exception as exc:  # noqa: BLE001 - a broker on its way down can raise anything
-            self.trouble = f"{type(exc).__name__}: {exc}"
+            self.trouble = mask_addresses(f"{type(exc).__name__}: {exc}")
             logger.debug("asking failed: %s", self.trouble)
             self._hang_up()
             self._nodes_at = self._queues_at = self._clock() + 2.0

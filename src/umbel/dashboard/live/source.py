@@ -4,8 +4,9 @@ The thread owns the receiver, which connects again by itself when the broker goe
 the pages show what was known, and `condition` says so. Should the receiver end for a reason of its
 own (wrong settings), the reason is told and it is tried again.
 
-What is kept is bounded: `tasks_max` tasks, twice as many executions, and what `figures` and
-`elections` keep. One lock: an event holds it for microseconds, a reader while it copies.
+What is kept is bounded: `tasks_max` tasks, twice as many executions, the first `OWN_STATES_MAX`
+states of the user's own, and what `figures` and `elections` keep. One lock: an event holds it for
+microseconds, a reader while it copies.
 
 `version` grows with every event. Live pages look at it, so nobody is woken a thousand times a
 second.
@@ -20,11 +21,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from umbel.app.events.receiver import Receiver
-from umbel.app.events.state import State
+from umbel.app.events.state import State, Task
+from umbel.cluster.task_states import CUSTOM, class_of, state_of_type
 from umbel.dashboard.live.elections import ElectionBook
 from umbel.dashboard.live.executions import Executions
 from umbel.dashboard.live.figures import Figures
 from umbel.wire.events import Event
+from umbel.wire.redaction import by_name, redact_event
+from umbel.wire.secret_texts import mask_addresses
 
 if TYPE_CHECKING:
     from umbel.app.umbel import Umbel
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("umbel.dashboard")
 
 TASKS_MAX: Final = 10_000
+OWN_STATES_MAX: Final = 1_000
 RETRY_S: Final = 5.0
 END_S: Final = 3.0
 # A task that failed is kept with its traceback: nobody reads more of it than this.
@@ -56,6 +61,7 @@ class Live:
         self.executions = Executions(2 * tasks_max)
         self.elections = ElectionBook()
         self.figures = Figures()
+        self.own_states: set[str] = set()  # that tasks were in, of the user's own
         self.version = 0
         self.began_s = clock()
         self._receiver = Receiver(app, handlers={"*": self.event})
@@ -81,7 +87,7 @@ class Live:
             try:
                 self._receiver.capture()
             except Exception as exc:  # told on every page, and tried again
-                self._failure = f"{type(exc).__name__}: {exc}"
+                self._failure = mask_addresses(f"{type(exc).__name__}: {exc}")
                 logger.exception("events can not be received: trying again")
                 self._stopping.wait(RETRY_S)
 
@@ -89,6 +95,7 @@ class Live:
 
     def event(self, event: Event) -> None:
         """Take one well-formed event."""
+        redact_event(event, by_name(self.app.conf.task_redact_names))
         for name in _LONG:
             text = event.get(name)
             if type(text) is str and len(text) > TEXT_CHARS_MAX:
@@ -98,11 +105,19 @@ class Live:
         now_s = self.now_s()
         with self.lock:
             self.version += 1
-            self.state.event(event)
-            execution = self.executions.event(event)
+            item = self.state.event(event)
+            sent = item.records.get("sent") if isinstance(item, Task) else None
+            execution = self.executions.event(event, sent)
             self.figures.event(event, execution, now_s)
-            if event["type"] in ("worker-elect", "worker-elected"):
+            kind = event["type"]
+            if kind in ("worker-elect", "worker-elected"):
                 self.elections.event(event, now_s)
+            elif kind[:5] == "task-" and class_of(kind) == CUSTOM:
+                self._note_state(state_of_type(kind))
+
+    def _note_state(self, state: str) -> None:
+        if len(self.own_states) < OWN_STATES_MAX:
+            self.own_states.add(state)
 
     # -- how it stands -----------------------------------------------------------------
 

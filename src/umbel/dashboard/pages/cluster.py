@@ -23,7 +23,7 @@ QUIET_S: Final = 5.0
 SKEW_MAX_S: Final = 1.0
 
 
-def facts(site: Site, params: Params) -> Facts:
+def facts(site: Site, params: Params, details: bool = False) -> Facts:
     """Everything that the page tells."""
     site.polling.want()
     live = site.live

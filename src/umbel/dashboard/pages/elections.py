@@ -15,7 +15,7 @@ SHOWN_MAX: Final = 100
 CANDIDATES_SHOWN_MAX: Final = 50
 
 
-def facts(site: Site, params: Params) -> Facts:
+def facts(site: Site, params: Params, details: bool = False) -> Facts:
     """The latest elections, the latest first."""
     live = site.live
     with live.lock:

@@ -37,7 +37,7 @@ class History:
         self._tables: Tables | None = None
         self._seen: Any = None
         self._checked_s = 0.0
-        self._overview: Facts | None = None
+        self._overviews: dict[bool, Facts] = {}
 
     def close(self) -> None:
         """Let go of the files."""
@@ -64,13 +64,13 @@ class History:
             except HistoryError as exc:
                 return {"trouble": str(exc)}
 
-    def overview(self) -> Facts:
-        """All that the report tells; made once for each build."""
+    def overview(self, details: bool = False) -> Facts:
+        """The content of the report; made once for each build, with details and without."""
 
         def question(tables: Tables) -> Facts:
-            if self._overview is None:
-                self._overview = _overview(tables)
-            return self._overview
+            if details not in self._overviews:
+                self._overviews[details] = _overview(tables, details)
+            return self._overviews[details]
 
         return self.ask(question)
 
@@ -95,17 +95,19 @@ class History:
     def _drop(self) -> None:
         if self._tables is not None:
             self._tables.close()
-        self._tables = self._overview = None
+        self._tables = None
+        self._overviews.clear()
 
 
-def _overview(tables: Tables) -> Facts:
+def _overview(tables: Tables, details: bool) -> Facts:
     from umbel.pipeline.report.facts import Facts as Asked
     from umbel.pipeline.report.sections import sections, tiles
 
-    asked = Asked(tables)
+    asked = Asked(tables, details=details)
     span = asked.span
     return {
         "trouble": "",
+        "details": details,
         "run": tables.run,
         "directory": tables.directory,
         "first": None if span is None else span.first,
@@ -122,21 +124,21 @@ def _overview(tables: Tables) -> Facts:
     }
 
 
-def facts(site: Site, params: Params) -> Facts:
+def facts(site: Site, params: Params, details: bool = False) -> Facts:
     """What the history tells as a whole."""
-    return site.history.overview()
+    return site.history.overview(details)
 
 
-def at_facts(site: Site, params: Params) -> Facts:
+def at_facts(site: Site, params: Params, details: bool = False) -> Facts:
     """The cluster as it was at a clock or a time; empty without either."""
     clock, moment = params.get("clock", "").strip(), params.get("time", "").strip()
     asked = {"clock": clock[:20], "time": moment[:40]}
     if clock and moment:
         raise BadQuestion("give a clock or a time, not both")
     if not clock and not moment:
-        told = site.history.overview()
+        overview = site.history.overview(details)
         kept = ("trouble", "first", "last")
-        return {"asked": asked, "picture": None, **{name: told.get(name) for name in kept}}
+        return {"asked": asked, "picture": None, **{name: overview.get(name) for name in kept}}
     if clock and not (clock.isascii() and clock.isdigit() and len(clock) < 16):
         raise BadQuestion(f"clock {clock[:40]!r} is no whole number")
     try:

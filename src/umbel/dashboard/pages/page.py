@@ -23,12 +23,16 @@ class BadQuestion(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page. `live` are the templates of the parts that are sent anew when they change."""
+    """A page. `live` are the templates of the parts that are sent anew when they change.
+
+    The last argument of `facts` is whether they may hold details: arguments, results and the texts
+    of errors. If not, nothing in them may depend on details.
+    """
 
     name: str
     path: str
     title: str
-    facts: Callable[[Site, Params], Facts]
+    facts: Callable[[Site, Params, bool], Facts]
     live: tuple[str, ...] = ()
     interval_s: float = 0.25
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 CONSUMERS_SHOWN_MAX: Final = 20
 
 
-def facts(site: Site, params: Params) -> Facts:
+def facts(site: Site, params: Params, details: bool = False) -> Facts:
     """Every queue that somebody consumes from, sends to, or the application names."""
     site.polling.want()
     answers = site.polling.nodes()

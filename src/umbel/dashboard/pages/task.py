@@ -9,6 +9,7 @@ from umbel.cluster.task_states import READY_STATES, place, state_of
 from umbel.dashboard.live.executions import Execution
 from umbel.dashboard.pages.page import Facts, NotFound, Page, Params
 from umbel.dashboard.pages.tasks import row
+from umbel.dashboard.search import WAITING, shown_error
 from umbel.dashboard.texts import shown
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ TREE_DEPTH_MAX: Final = 20
 UUID_CHARS_MAX: Final = 1_000
 
 
-def facts(site: Site, params: Params) -> Facts:
+def facts(site: Site, params: Params, details: bool = False) -> Facts:
     """Everything that is known; `NotFound` for a task that is not, or not any more."""
     uuid = params.get("uuid", "")[:UUID_CHARS_MAX]
     state = site.live.state
@@ -32,16 +33,18 @@ def facts(site: Site, params: Params) -> Facts:
         )
     now = time.time()
     with site.live.lock:
-        attempts = [attempt(one) for one in site.live.executions.of_task(uuid)]
-    ended = task.state in READY_STATES
+        attempts = [attempt(one, details) for one in site.live.executions.of_task(uuid)]
+    # A state of the user's own outlasts a revocation.
+    terminated = task.revoked is not None and not task.running and task.state not in WAITING
+    ended = task.state in READY_STATES or terminated
     return {
         "task": {
-            **row(task, now),
-            "args": task.args,
-            "kwargs": task.kwargs,
-            "result": task.result,
-            "exception": task.exception,
-            "traceback": task.traceback,
+            **row(task, now, details),
+            "args": task.args if details else None,
+            "kwargs": task.kwargs if details else None,
+            "result": task.result if details else None,
+            "exception": shown_error(task.exception, details),
+            "traceback": task.traceback if details else None,
             "client": task.client,
             "exchange": task.exchange,
             "routing_key": task.routing_key,
@@ -56,18 +59,19 @@ def facts(site: Site, params: Params) -> Facts:
             "terminated": task.terminated,
             "signum": task.signum,
             "expired": task.expired,
-            "extra": task.extra,
+            "extra": task.extra if details else None,
             "is_ended": ended,
-            "is_running": task.state == "STARTED",
+            "is_running": task.running,
         },
         "attempts": attempts,
+        "details": details,
         "events": _events(task),
-        "tree": _tree(site, task, now),
+        "tree": _tree(site, task, now, details),
         "condition": site.live.condition,
     }
 
 
-def attempt(one: Execution) -> dict[str, Any]:
+def attempt(one: Execution, details: bool) -> dict[str, Any]:
     """One execution."""
     return {
         "number": one.number,
@@ -78,7 +82,7 @@ def attempt(one: Execution) -> dict[str, Any]:
         "clocks": [one.received_clock, one.started_clock, one.ended_clock],
         "outcome": one.outcome or ("STARTED" if one.started is not None else "RECEIVED"),
         "runtime_s": one.runtime_s,
-        "error": one.exception,
+        "error": shown_error(one.exception, details),
     }
 
 
@@ -96,7 +100,7 @@ def _events(task: Task) -> list[dict[str, Any]]:
     ]
 
 
-def _tree(site: Site, task: Task, now: float) -> list[dict[str, Any]]:
+def _tree(site: Site, task: Task, now: float, details: bool) -> list[dict[str, Any]]:
     """The family of a task from its first known ancestor on, as rows with a depth."""
     state = site.live.state
     root, seen = task, {task.uuid}
@@ -114,7 +118,7 @@ def _tree(site: Site, task: Task, now: float) -> list[dict[str, Any]]:
         if one.uuid in listed:
             continue
         listed.add(one.uuid)
-        rows.append({**row(one, now), "depth": depth, "is_this": one.uuid == task.uuid})
+        rows.append({**row(one, now, details), "depth": depth, "is_this": one.uuid == task.uuid})
         if depth < TREE_DEPTH_MAX:
             todo.extend((child, depth + 1) for child in reversed(state.children(one.uuid)))
     return rows if len(rows) > 1 else []

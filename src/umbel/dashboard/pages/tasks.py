@@ -6,9 +6,9 @@ import heapq
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from umbel.cluster.task_states import position
+from umbel.cluster.task_states import CUSTOM, position, state_of
 from umbel.dashboard.pages.page import Facts, Page, Params, whole
-from umbel.dashboard.search import SearchError, parse, runtime_of, wait_of
+from umbel.dashboard.search import SearchError, parse, runtime_of, shown_error, wait_of
 from umbel.dashboard.texts import shown
 
 if TYPE_CHECKING:
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 PAGE_ROWS: Final = 50
 PAGE_ROWS_MAX: Final = 500
-# `last`: by what was said last of each, the latest first. `first`: as they began, causes first.
+# `last`: by the time of the last change, the latest first. `first`: as they began, causes first.
 SORTS: Final = ("last", "first", "runtime")
 STATES_SHOWN: Final = ("RECEIVED", "STARTED", "SUCCESS", "FAILURE", "RETRY", "REVOKED")
 
 
-def facts(site: Site, params: Params) -> Facts:
+def facts(site: Site, params: Params, details: bool = False) -> Facts:
     """The tasks of one page of results; a query that makes no sense is told, not raised."""
     query = params.get("q", "")
     rows_max = whole(params, "rows", PAGE_ROWS, 1, PAGE_ROWS_MAX)
@@ -33,7 +33,7 @@ def facts(site: Site, params: Params) -> Facts:
     found: list[Task] = []
     tasks = list(site.live.state.tasks.values())
     try:
-        search = parse(query)
+        search = parse(query, own_states=lambda: _own_states(site, tasks), details=details)
         found = [task for task in tasks if search(task)] if search.tests else tasks
     except SearchError as exc:
         error = str(exc)
@@ -50,7 +50,8 @@ def facts(site: Site, params: Params) -> Facts:
         "page": page,
         "pages": max(1, -(-len(found) // rows_max)),
         "rows": rows_max,
-        "tasks": [row(task, now) for task in chosen],
+        "tasks": [row(task, now, details) for task in chosen],
+        "details": details,
         "condition": site.live.condition,
         "task_events": site.live.figures.task_events.total,
     }
@@ -65,15 +66,24 @@ def _sorted(found: list[Task], sort: str, limit: int) -> list[Task]:
     return heapq.nlargest(limit, found, key=_last)
 
 
+def _own_states(site: Site, tasks: list[Task]) -> set[str]:
+    """The states of the user's own that were seen: all that are kept, and those of now."""
+    with site.live.lock:
+        kept = set(site.live.own_states)
+    last = (task.records.get(CUSTOM) for task in tasks)
+    return kept | {state_of(one) for one in last if one is not None}
+
+
 def _last(task: Task) -> tuple[Any, ...]:
-    return () if task.last is None else (position(task.last), task.uuid)
+    """By the time that is shown; the clock decides only between equal times."""
+    return (task.timestamp or 0.0, () if task.last is None else position(task.last), task.uuid)
 
 
 def _first(task: Task) -> tuple[Any, ...]:
     return () if task.first is None else (position(task.first), task.uuid)
 
 
-def row(task: Task, now: float) -> dict[str, Any]:
+def row(task: Task, now: float, details: bool) -> dict[str, Any]:
     """A task in one line."""
     return {
         "uuid": task.uuid,
@@ -86,8 +96,8 @@ def row(task: Task, now: float) -> dict[str, Any]:
         "wait_s": wait_of(task, now),
         "timestamp": task.timestamp,
         "clock": task.clock,
-        "call": call_text(task),
-        "error": shown(task.exception, 300) or None,
+        "call": call_text(task) if details else None,
+        "error": shown(shown_error(task.exception, details), 300) or None,
     }
 
 

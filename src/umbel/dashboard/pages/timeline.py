@@ -21,7 +21,7 @@ BARS_MAX: Final = 20_000
 NAME_CHARS_MAX: Final = 100
 
 
-def facts(site: Site, params: Params) -> Facts:
+def facts(site: Site, params: Params, details: bool = False) -> Facts:
     """What changed after `after`, at most `bars` executions: the latest."""
     after = whole(params, "after", 0, 0, 2**53)
     limit = whole(params, "bars", BARS, 1, BARS_MAX)
@@ -44,15 +44,14 @@ def facts(site: Site, params: Params) -> Facts:
 
 def _bar(site: Site, one: Execution) -> dict[str, Any]:
     task = site.live.state.tasks.get(one.uuid)
-    sent = None if task is None else task.records.get("sent")
     return {
         "n": one.number,
         "id": one.uuid,
         "name": shown(one.name or (task.name if task is not None else None), NAME_CHARS_MAX),
         "worker": one.worker,
         "parent": one.parent,
-        "sent": None if sent is None else sent.timestamp,
-        "sent_clock": None if sent is None or not sent.clock else sent.clock,
+        "sent": one.sent,
+        "sent_clock": one.sent_clock,
         "received": one.received,
         "started": one.started,
         "ended": one.ended,

@@ -49,7 +49,7 @@ def cancel_consumer(state: CommandState, queue: Any = None, **_: Any) -> dict[st
     return {"ok": f"no longer consuming from {name}"}
 
 
-@command
+@command(stamped=True)
 def pause(state: CommandState, queue: Any = None, stamp: Any = None, **_: Any) -> dict[str, str]:
     """Take no more messages from a queue until `resume`; what was taken goes on.
 
@@ -63,7 +63,7 @@ def pause(state: CommandState, queue: Any = None, stamp: Any = None, **_: Any) -
     return {"ok": f"{name} paused"}
 
 
-@command
+@command(stamped=True)
 def resume(state: CommandState, queue: Any = None, stamp: Any = None, **_: Any) -> dict[str, str]:
     """Take messages from a paused queue again; with a `stamp` in the whole cluster."""
     name, consumption = _name(queue), state.worker.consumption

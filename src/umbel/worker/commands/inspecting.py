@@ -13,6 +13,7 @@ from umbel.wire.masking import is_secret, masked
 from umbel.worker.commands import views
 from umbel.worker.commands.registry import command
 from umbel.worker.panel import CommandState
+from umbel.worker.refused_input import refused
 
 SHOWN_ATTRIBUTES = ("exchange", "routing_key", "rate_limit")
 RUSAGE = (
@@ -116,18 +117,26 @@ def stats(state: CommandState, **_: Any) -> dict[str, Any]:
 
 
 def _own(worker: Any) -> dict[str, Any]:
-    tally, events = worker.tally, worker.events
+    tally, events, gossip = worker.tally, worker.events, worker.gossip
+    counts = refused(worker)
     return {
         "received": tally.received,
         "finished": tally.finished,
-        "refused": dict(tally.refused),
+        "refused": counts["tasks"],
         "connections_lost": tally.connections_lost,
         "rebuilt_by_watchdog": tally.rebuilt_by_watchdog,
         "parked": worker.rates.parked_count,
         "paused": sorted(worker.consumption.paused),
+        "refused_queues": dict(worker.refused_queues),
         "events_sent": events.sent if events is not None else 0,
         "events_lost": events.lost if events is not None else 0,
-        "control_refused": dict(worker.panel.refused) if worker.panel is not None else {},
+        "control_refused": counts["control"],
+        "nodes": len(gossip.membership),
+        "nodes_unsigned": gossip.unsigned_names(),
+        "gossip_refused": counts["events"],
+        "replies_refused": counts["replies"],
+        "greetings_refused": counts["greetings"],
+        "clock_shift": worker.wall.shift_s,
     }
 
 
@@ -178,19 +187,16 @@ def queue_lengths(state: CommandState, **_: Any) -> dict[str, int | None]:
         return lengths_of(connection, list(state.app.queues.consumed.values()))
 
 
-@command(reads=True, anywhere=True)
-def hello(state: CommandState, **arguments: Any) -> dict[str, Any] | None:
+@command(reads=True, anywhere=True, judges=True)
+def hello(state: CommandState, is_new: bool = True, **arguments: Any) -> dict[str, Any] | None:
     """Greet a node that has just started: take over its revocations, tell ours and the clock."""
-    return state.worker.mingling.answer(arguments)
+    return state.worker.mingling.answer(arguments, is_new=is_new)
 
 
 @command(reads=True, anywhere=True)
 def elections(state: CommandState, **_: Any) -> dict[str, Any]:
     """Elections that are open here, and the winners of those that were decided lately."""
-    gossip = state.worker.gossip
-    if gossip is None:
-        raise ValueError("gossip is off here (--without-gossip): no elections")
-    return gossip.view()
+    return state.worker.gossip.view()
 
 
 @command(reads=True, anywhere=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from umbel.app.commands import NoReply
+from umbel.app.commands import NoReply, NotHere
 from umbel.worker.commands.registry import command
 from umbel.worker.panel import CommandState
 
@@ -61,8 +61,8 @@ def election(
 ) -> None:
     """Choose one node that carries the action out."""
     gossip = state.worker.gossip
-    if gossip is None:
-        raise ValueError("gossip is off here (--without-gossip): this node takes no part")
+    if state.worker.options.without_gossip:
+        raise NotHere("gossip is off here (--without-gossip): this node takes no part")
     gossip.request(id, topic, action)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import signal as signals
 import time
-from collections.abc import Iterable
-from datetime import datetime
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +19,14 @@ if TYPE_CHECKING:
 
 # So often, and so long apart, is a task looked for that may just be beginning.
 BEGINNING_LOOKS, BEGINNING_S = 3, 0.01
+# How long a solo worker may take to leave a task before the answer says that it has not.
+ENDING_S = 0.4
+READ_MAX = 100  # stored results at a time
 ENDED_ELSEWHERE = frozenset({"PENDING", "RECEIVED", "RETRY", "REJECTED"})
 
 
 # These may run beside the loop: one that stands still in a task must not begin the next one first.
-@command(anywhere=True)
+@command(anywhere=True, stamped=True)
 def revoke(
     state: CommandState,
     task_id: Any = None,
@@ -34,16 +36,20 @@ def revoke(
     **_: Any,
 ) -> dict[str, str]:
     """Do not run these tasks; with `terminate` end those that run."""
-    ids = _ids(task_id)
+    worker, ids = state.worker, _ids(task_id)
     number = signal_number(signal)
     _revoke(state, ids, stamp, "terminate" if terminate else "revoke")
     if not terminate:
         return {"ok": f"tasks {_shown(ids)} flagged as revoked"}
-    ended = _terminate(state, lambda request: request.id in ids, number)
-    return {"ok": f"terminate: {', '.join(ended) if ended else 'tasks unknown'}"}
+    ended = _terminate(
+        state, (held for one in sorted(ids) for held in worker.tally.of(one)), number
+    )
+    if not ended:
+        return {"ok": "terminate: tasks unknown"}
+    return {"ok": f"terminate: {', '.join(ended)}{_still_running(state, ended)}"}
 
 
-@command(anywhere=True)
+@command(anywhere=True, stamped=True)
 def terminate(
     state: CommandState, signal: Any = None, task_id: Any = None, stamp: Any = None, **_: Any
 ) -> dict[str, str]:
@@ -51,7 +57,7 @@ def terminate(
     return revoke(state, task_id, terminate=True, signal=signal, stamp=stamp)
 
 
-@command(anywhere=True)
+@command(anywhere=True, stamped=True)
 def revoke_by_stamped_headers(
     state: CommandState,
     headers: Any = None,
@@ -63,24 +69,22 @@ def revoke_by_stamped_headers(
     """Do not run tasks that carry one of these stamps; with `terminate` end those that run."""
     worker, number = state.worker, signal_number(signal)
     refused = worker.revocations.counts[BAD_HEADER]
-    changed = worker.revocations.revoke_headers(headers, time.time(), stamp)
+    changed = worker.revocations.revoke_headers(headers, worker.wall(), stamp)
     if worker.revocations.counts[BAD_HEADER] > refused:
         raise ValueError(f"headers {headers!r:.200}: give {{name: value}} or ['name=value']")
     worker.learn_revoked(changed, "revoke_by_stamped_headers")
-    _note_held(state)
     shown = _headers_shown(headers)
     if not terminate:
         return {"ok": f"headers {shown} flagged as revoked, but not terminated"}
     given = Revocations(time.time)  # not all that are revoked: what runs was left alone before
     given.revoke_headers(headers, time.time())
 
-    def stamped(request: Request) -> bool:
-        return given.matching(request.header.stamps) is not None
-
+    held = list(worker.tally.reserved.values())
+    stamped = (one for one in held if given.matching(one.header.stamps) is not None)
     ended = _terminate(state, stamped, number)
     if not ended:
         return {"ok": f"headers {shown} were not terminated"}
-    return {"ok": f"headers {shown} revoked"}
+    return {"ok": f"headers {shown} revoked{_still_running(state, ended)}"}
 
 
 def signal_number(given: Any) -> int:
@@ -121,49 +125,41 @@ def _headers_shown(given: Any) -> dict[str, Any]:
 
 def _revoke(state: CommandState, ids: set[str], stamp: Any, method: str) -> None:
     worker = state.worker
-    worker.learn_revoked(worker.revocations.revoke(sorted(ids), time.time(), stamp), method)
-    _note_held(state)
-    running = {request.id for request in list(worker.tally.active.values())}
-    elsewhere = ids - running
-    if elsewhere:
+    changed = worker.revocations.revoke(sorted(ids), worker.wall(), stamp)
+    worker.learn_revoked(changed, method, ids)
+    # What is held here is stored when it is settled, unless a task that runs on the loop is first.
+    running = (request.id for request in list(worker.tally.active.values()))
+    here = running if worker.inline else (one for one in ids if worker.tally.of(one))
+    elsewhere = ids.difference(here)
+    if elsewhere and state.app.backend.keeps_results:
         # Whoever waits for the result learns of it now, not when the message comes up.
-        worker.aside(partial(_store_revoked, state, elsewhere), _nothing)
+        worker.store_aside(partial(_store_revoked, state, sorted(elsewhere)))
 
 
-def _nothing() -> None:
-    """When the results are stored nothing else is to be done."""
-
-
-def _store_revoked(state: CommandState, ids: Iterable[str]) -> None:
+def _store_revoked(state: CommandState, ids: Sequence[str]) -> None:
     backend = state.app.backend
-    if not backend.keeps_results:
-        return
-    for one in ids:
-        meta = backend.get_meta(one)
-        if meta.get("status") in ENDED_ELSEWHERE:
-            backend.store(one, TaskRevokedError("revoked"), "REVOKED")
+    for start in range(0, len(ids), READ_MAX):  # those that have ended come with their results
+        for one, meta in backend.get_many(ids[start : start + READ_MAX]).items():
+            if meta.get("status") in ENDED_ELSEWHERE:
+                backend.store(one, TaskRevokedError("revoked"), "REVOKED")
 
 
-def _note_held(state: CommandState) -> None:
-    """What is held here tells how long its revocation has to last."""
+def _terminate(state: CommandState, chosen: Iterable[Request], number: int) -> list[str]:
+    return [request.id for request in chosen if _end(state.worker, request, number)]
+
+
+def _still_running(state: CommandState, ended: list[str]) -> str:
+    """What the answer adds where a task cannot be ended from outside, as solo runs it inside."""
     worker = state.worker
-    revocations = worker.revocations
-    for request in list(worker.tally.reserved.values()):
-        if revocations.revokes(request.id, request.header.stamps):
-            changed = revocations.note_task(
-                request.id, _unix(request.eta), _unix(request.expires), time.time(),
-                request.header.stamps,
-            )  # fmt: skip
-            worker.keep_revoked(changed)
-
-
-def _unix(moment: datetime | None) -> float | None:
-    return None if moment is None else moment.timestamp()
-
-
-def _terminate(state: CommandState, chosen: Any, number: int) -> list[str]:
-    found = list(state.worker.tally.reserved.values())
-    return [r.id for r in found if chosen(r) and _end(state.worker, r, number)]
+    if not worker.inline:
+        return ""
+    until = time.monotonic() + ENDING_S
+    while time.monotonic() < until:
+        left = {request.id for request in list(worker.tally.active.values())}.intersection(ended)
+        if not left:
+            return ""
+        time.sleep(BEGINNING_S)
+    return f" (still running: a {worker.pool.name} worker ends a task when its code is in Python)"
 
 
 def _end(worker: Worker, request: Request, number: int) -> bool:

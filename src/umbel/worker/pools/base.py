@@ -21,21 +21,20 @@ from __future__ import annotations
 
 import importlib
 import logging
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+from umbel.app.trace import last_lines, traceback_text
 from umbel.exceptions import ImproperlyConfigured
+from umbel.wire.redaction import redacted_text
+from umbel.wire.reprs import safe_repr
 from umbel.worker.inbox import Inbox
 from umbel.worker.orders import Order, Outcome
 
 logger = logging.getLogger("umbel.pool")
-
-TEXT_CHARS_MAX = 1_024
-TRACEBACK_CHARS_MAX = 64_000
 
 _CLASSES = {
     "prefork": "umbel.worker.pools.prefork.pool:PreforkPool",
@@ -247,15 +246,8 @@ def pool_class(name: str) -> type[Pool]:
 
 def failure_of(exc: BaseException, runtime_s: float) -> Outcome:
     """The outcome of an order whose `run` raised; never raises itself."""
-    try:
-        text = repr(exc)[:TEXT_CHARS_MAX]
-    except Exception:  # noqa: BLE001 - a hostile __repr__ is the task's, not ours
-        text = f"<{type(exc).__name__}: repr failed>"
-    try:
-        trace = "".join(traceback.format_exception(exc))[-TRACEBACK_CHARS_MAX:]
-    except Exception:  # noqa: BLE001 - likewise
-        trace = ""
-    return Outcome("FAILURE", runtime_s, text, trace)
+    trace = redacted_text(last_lines(traceback_text(exc)))
+    return Outcome("FAILURE", runtime_s, redacted_text(safe_repr(exc)), trace)
 
 
 def notify(call: Callable[..., object], *args: Any) -> None:

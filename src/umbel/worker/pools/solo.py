@@ -131,11 +131,7 @@ class SoloPool(Pool):
         if threading.get_ident() == self._runner:
             raise SoloInterrupted  # we are inside the order: this leaves it
         self._guard.interrupt(SoloInterrupted)
-        if self._runner == threading.main_thread().ident and callable(
-            signal.getsignal(signal.SIGALRM)
-        ):
-            # The order may wait in a system call, which only a signal ends.
-            signal.pthread_kill(self._runner, signal.SIGALRM)
+        self._end_system_call()
 
     def cancel(self, order_id: str, signum: int) -> bool:
         """Interrupt the order that runs in another thread."""
@@ -145,7 +141,16 @@ class SoloPool(Pool):
         if threading.get_ident() == self._runner:
             return False
         self._signum = signum
-        return guard.interrupt(OrderEnded)
+        struck = guard.interrupt(OrderEnded)
+        if struck:
+            self._end_system_call()
+        return struck
+
+    def _end_system_call(self) -> None:
+        """The order may wait in a system call, which only a signal ends, in the main thread."""
+        in_main = self._runner == threading.main_thread().ident
+        if in_main and callable(signal.getsignal(signal.SIGALRM)):
+            signal.pthread_kill(self._runner, signal.SIGALRM)
 
     def grow(self, n: int) -> None:
         """Refused: solo is one by nature."""

@@ -33,7 +33,7 @@ class ConnectionStep(Step):
     def stop(self, parent: Any) -> None:
         """Close; a connection that is broken is let go, and the name is kept."""
         if not parent.lost or parent.worker.stop_wanted.is_set():
-            parent.naming.release()
+            parent.naming.release(lost=parent.lost)
         connection, parent.connection = parent.connection, None
         if connection is not None:
             hang_up(connection, lost=parent.lost, polled_elsewhere=True)

@@ -54,12 +54,14 @@ class ControlStep(Step):
         self._listen(parent)
         if first and isinstance(self.pidbox, OwnPidbox) and self.pidbox.locked:
             self._settle(parent, self.pidbox)
+            if self.pidbox.locked:
+                self._report_locked(parent)
 
     def stop(self, parent: Any) -> None:
-        """Listen no more, unless only the consumer's connection is gone."""
-        lost = parent.lost and not parent.worker.stop_wanted.is_set()
-        if self.pidbox is not None:
-            self.pidbox.stop(lost=lost)
+        """Listen no more; a pidbox with a connection of its own outlives the consumer's."""
+        outlives = isinstance(self.pidbox, OwnPidbox) and parent.lost
+        if self.pidbox is not None and not (outlives and not parent.worker.stop_wanted.is_set()):
+            self.pidbox.stop(lost=parent.lost)
 
     def _listen(self, parent: Any) -> None:
         assert self.pidbox is not None
@@ -69,11 +71,7 @@ class ControlStep(Step):
             if not is_locked(exc):
                 raise
             if not self._locked_out:
-                logger.warning(
-                    "the control queue of %s belongs to another connection: commands are obeyed "
-                    "as soon as the broker has closed it",
-                    parent.worker.plan.hostname,
-                )
+                self._report_locked(parent)
             self._locked_out = True
             parent.worker.timer.call_after(LOOK_S, self._look_again, (parent, parent.connection))
         else:
@@ -82,6 +80,14 @@ class ControlStep(Step):
     def _look_again(self, parent: Any, connection: Any) -> None:
         if parent.connection is connection and not parent.worker.stop_wanted.is_set():
             self._listen(parent)
+
+    @staticmethod
+    def _report_locked(parent: Any) -> None:
+        logger.warning(
+            "the control queue of %s belongs to another connection: commands are obeyed "
+            "as soon as the broker has closed it",
+            parent.worker.plan.hostname,
+        )
 
     @staticmethod
     def _settle(parent: Any, pidbox: OwnPidbox) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from umbel.app.events.dispatcher import Dispatcher
+from umbel.app.events.stamper import Stamper
 from umbel.worker.blueprint import Step
 
 # How long the last events are tried to be sent; less when the broker seems to be gone.
@@ -26,7 +27,9 @@ class EventsStep(Step):
         worker = parent.worker
         if worker.events is None:
             groups = {"worker", "task"} if worker.plan.task_events else {"worker"}
-            worker.events = Dispatcher(worker.app, worker.plan.hostname, groups=groups)
+            stamper = Stamper(worker.plan.hostname, worker.app.clock)
+            worker.events = Dispatcher(worker.app, groups=groups, stamper=stamper)
+            worker.life.begin(stamper.inc)
         worker.app.events.synchronised = True
         worker.events.start()
         worker.events.hurry()  # the broker is there

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from umbel.broker.connections import driver
 from umbel.worker.blueprint import Step
-from umbel.worker.gossip import Gossip
 
 if TYPE_CHECKING:
     from umbel.app.umbel import Umbel
@@ -29,15 +28,9 @@ class GossipStep(Step):
         """The switch."""
         return "--without-gossip" if options.without_gossip else ""
 
-    def create(self, parent: Any) -> None:
-        """Made early, so that other steps can add their callbacks."""
-        parent.worker.gossip = Gossip(parent.worker)
-
     def start(self, parent: Any) -> None:
         """Listen; the thread outlives a lost connection of the consumer."""
         worker = parent.worker
-        if worker.gossip is None:
-            self.create(parent)
         kind = driver(parent.connection)
         if kind not in TRANSPORTS:
             logger.info("no gossip and no elections on %s", kind)
@@ -47,6 +40,6 @@ class GossipStep(Step):
     def stop(self, parent: Any) -> None:
         """Listen no more, unless only the consumer's connection is gone."""
         worker = parent.worker
-        if worker.gossip is None or (parent.lost and not worker.stop_wanted.is_set()):
+        if parent.lost and not worker.stop_wanted.is_set():
             return
-        worker.gossip.stop()
+        worker.gossip.stop(lost=parent.lost)

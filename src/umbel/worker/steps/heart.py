@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from umbel.version import __version__
 from umbel.worker.blueprint import Step
+from umbel.worker.queue_watch import QueueWatch
+from umbel.worker.refused_input import malformed
 
 if TYPE_CHECKING:
     from umbel.app.umbel import Umbel
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from umbel.worker.worker import Worker
 
 SOFTWARE = {"sw_ident": "py-umbel", "sw_ver": __version__, "sw_sys": platform.system()}
+
+# Names of refused queues in one heartbeat.
+REFUSED_MAX = 20
 
 
 class HeartStep(Step):
@@ -46,6 +51,8 @@ class HeartStep(Step):
         def fields() -> dict[str, Any]:
             return vital_signs(worker, interval_s)
 
+        worker.queue_watch = QueueWatch(worker)
+        worker.queue_watch.start()
         events.send("worker-online", **fields())
         events.on_connected.append(lambda: events.send("worker-heartbeat", **fields()))
         events.beat(interval_s, fields)
@@ -56,6 +63,8 @@ class HeartStep(Step):
         if events is None or (parent.lost and not worker.stop_wanted.is_set()):
             return
         self._beating = None
+        if worker.queue_watch is not None:
+            worker.queue_watch.stop()
         events.stop_beating()
         events.on_connected.clear()
         events.send("worker-offline", **vital_signs(worker, worker.plan.heartbeat_interval_s))
@@ -63,7 +72,10 @@ class HeartStep(Step):
 
 def vital_signs(worker: Worker, interval_s: float) -> dict[str, Any]:
     """What a heartbeat tells of a worker."""
-    events = worker.events
+    events, shift_s = worker.events, worker.wall.shift_s
+    refused, odd = sorted(worker.refused_queues)[:REFUSED_MAX], malformed(worker)
+    watch, version = worker.queue_watch, worker.app.conf.worker_code_version
+    lengths = watch.lengths if watch is not None else None
     return {
         "freq": (events.beat_interval_s if events is not None else None) or interval_s,
         "active": len(worker.tally.active),
@@ -71,6 +83,13 @@ def vital_signs(worker: Worker, interval_s: float) -> dict[str, Any]:
         "loadavg": [round(load, 2) for load in os.getloadavg()],
         "lost": events.lost if events is not None else 0,
         "revoked": worker.mingling.summary(),
+        "concurrency": worker.pool.size,
+        "reserved": len(worker.tally.reserved),
         "task_events": events is not None and events.sends("task"),
+        **({"clock_shift": shift_s} if shift_s else {}),
+        **({"refused_queues": refused} if refused else {}),
+        **({"refused": odd} if odd else {}),
+        **({"queue_lengths": lengths} if lengths is not None else {}),
+        **({"code_version": version} if version else {}),
         **SOFTWARE,
     }

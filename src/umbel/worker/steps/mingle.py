@@ -44,7 +44,7 @@ class MingleStep(Step):
             logger.warning("mingling failed: %s: %s", type(exc).__name__, exc)
             return
         finally:
-            parent.app.control.mailbox.close()
+            parent.app.control.close()
         if done is None:
             logger.info("mingle: all alone")
             return

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from umbel.app.spans import flusher
 from umbel.worker.blueprint import Step
 from umbel.worker.pools.base import PoolOptions, pool_class
 
+if TYPE_CHECKING:
+    from umbel.app.umbel import Umbel
+
 logger = logging.getLogger("umbel.worker")
 
 # While it waits for tasks, a stopping worker looks so often whether it is to stop cold.
 LOOK_S = 0.5
+# How long a pool process that ends tries to send the last events of its tasks.
+EVENTS_S = 2.0
 
 
 class PoolStep(Step):
@@ -34,7 +40,7 @@ class PoolStep(Step):
                 cpus=plan.cpus,
                 max_tasks_per_child=plan.max_tasks_per_child,
                 max_memory_per_child_kib=plan.max_memory_per_child_kib,
-                child_ending=flusher(parent.app),
+                child_ending=last_words(parent.app),
                 loop=parent.inbox,
                 has_room=parent.dispatch,
                 overdue=lambda: parent.inbox.post(parent.reconsider),
@@ -62,3 +68,14 @@ class PoolStep(Step):
         """Kill what runs."""
         self._ended = True
         parent.pool.terminate()
+
+
+def last_words(app: Umbel) -> Callable[[], None]:
+    """What a pool process does last: send the spans and events that its tasks have left."""
+    flush_spans = flusher(app)
+
+    def send() -> None:
+        flush_spans()
+        app.events.close(EVENTS_S)
+
+    return send

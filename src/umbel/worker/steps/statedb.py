@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 from umbel.worker.blueprint import Step
@@ -131,5 +130,6 @@ class Saver:
 
     def purge(self) -> None:
         """Delete what has ended, in memory and on disk."""
-        self._statedb.purge()
-        self._worker.revocations.purge(time.time())
+        now = self._worker.wall()
+        self._statedb.purge(now)
+        self._worker.revocations.purge(now)

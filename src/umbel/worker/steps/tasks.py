@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from functools import partial
 from typing import Any
 
 from kombu import Consumer
 
 from umbel.broker import delayed, leases
+from umbel.broker.connections import driver
 from umbel.broker.messages import leave_compressed
 from umbel.worker.blueprint import Step
+from umbel.worker.prefetch import AMQP_WINDOW_MAX, Limit
+
+logger = logging.getLogger("umbel.consumer")
 
 LEASE_RENEWAL_MAX_S = 60.0
 
@@ -28,6 +33,7 @@ class TasksStep(Step):
         leave_compressed(channel)
         _prepare(channel, parent)
         worker.salvage.reclaim(channel)
+        worker.consumption.declare()
         parent.tasks = Consumer(
             channel,
             queues=worker.consumption.queues,
@@ -35,10 +41,15 @@ class TasksStep(Step):
             on_decode_error=worker.receiver.undecodable,
             accept=None,
             no_ack=False,
+            auto_declare=False,
         )
+        is_amqp = driver(parent.connection) == "amqp"
+        worker.prefetch.window_max = AMQP_WINDOW_MAX if is_amqp else None
         worker.prefetch.forget_sent()
+        parent.limits_consumers = False
         self.apply_prefetch(parent)
         self._keep_leases(parent)
+        worker.consumer_timeout.begin(parent)
 
     @staticmethod
     def consume(parent: Any) -> None:
@@ -65,12 +76,13 @@ class TasksStep(Step):
         prefetch = parent.worker.prefetch
         # Messages that arrive while the broker is told may change the window again.
         while prefetch.is_due:
-            prefetch.apply(partial(_set_window, parent))
+            prefetch.apply(partial(_ask_for, parent))
 
     def stop(self, parent: Any) -> None:
         """Consume no more and close the channel, which gives back what is not acknowledged."""
         tasks, parent.tasks = parent.tasks, None
         channel, parent.channel = parent.channel, None
+        parent.worker.consumer_timeout.end()
         if parent.lost:
             return  # there is nobody to say it to, and the answer could be waited for in vain
         if hasattr(channel, "flush_acks"):
@@ -82,6 +94,8 @@ class TasksStep(Step):
         if channel is not None:
             with contextlib.suppress(Exception):
                 channel.close()
+            if getattr(channel, "is_lost", False):
+                parent.lost = True  # the other steps need not find out, one after the other
 
 
 def _prepare(channel: Any, parent: Any) -> None:
@@ -99,23 +113,36 @@ def _prepare(channel: Any, parent: Any) -> None:
         channel.send_acks_at_once()
 
 
-def _set_window(parent: Any, window: int) -> None:
-    """One window for the channel, which may change at any time.
+def _ask_for(parent: Any, limit: Limit) -> None:
+    """Set how many messages may be here: for the channel, at any time, or for its consumers.
 
-    Quorum queues know windows of consumers only, and these hold for consumers made later.
+    Quorum queues accept limits of consumers only. These hold for consumers made later, so they are
+    made anew; so they are when a limit of theirs is lifted.
     """
     tasks, prefetch = parent.tasks, parent.worker.prefetch
     if hasattr(parent.channel, "slack"):  # more than this many need not be here
         parent.channel.slack = max(0, prefetch.base - prefetch.concurrency)
-    if not _any_quorum(parent):
-        tasks.qos(prefetch_count=window, apply_global=True)
-        return
-    running = any(tasks.consuming_from(queue) for queue in tasks.queues)
+    quorum = _any_quorum(parent)
+    per_consumer = limit.per_consumer or quorum
+    anew = per_consumer or parent.limits_consumers
+    running = anew and any(tasks.consuming_from(queue) for queue in tasks.queues)
     if running:
         tasks.cancel()
-    tasks.qos(prefetch_count=window)
+    if anew:
+        tasks.qos(prefetch_count=limit.count if per_consumer else 0)
+    if not quorum:
+        tasks.qos(prefetch_count=0 if per_consumer else limit.count, apply_global=True)
     if running:
         tasks.consume()
+    parent.limits_consumers = per_consumer
+    if limit.per_consumer and not parent.credit_reported:
+        parent.credit_reported = True
+        logger.warning(
+            "This worker holds more than %d messages that wait for their eta or a rate limit, the "
+            "most that AMQP can express as a prefetch count. It goes on with a limit for each "
+            "consumer. Set worker_eta_task_limit to hold fewer.",
+            AMQP_WINDOW_MAX - prefetch.own,
+        )
 
 
 def _any_quorum(parent: Any) -> bool:

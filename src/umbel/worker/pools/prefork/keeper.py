@@ -392,7 +392,8 @@ class Keeper:
         for fd in (child.pidfd, child.near.fileno()):
             if fd is not None:
                 self._unwatch(fd)
-        if not child.leaving or not child.ready:
+        # Whoever terminates the pool has killed it: that is no failure to start.
+        if not self.terminated and not (child.leaving and child.ready):
             self._nursery.died(child, reason)
         self.roster.bury(child, reason)
         child.close()

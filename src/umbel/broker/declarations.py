@@ -1,0 +1,54 @@
+"""Declaring queues one at a time, so that one that is refused does not spoil the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from kombu import Connection, Queue
+from redis.exceptions import RedisError, ResponseError
+
+from umbel.broker.connections import driver
+from umbel.broker.permanent import Refused, permanent
+
+
+def declare_each(
+    connection: Connection, channel: Any, queues: Iterable[Queue]
+) -> dict[str, Refused]:
+    """Declare queues; returns those that the broker refuses for good, by name.
+
+    RabbitMQ closes the channel of a refusal, so the declarations have a channel of their own. On
+    Redis the lists of a queue are looked at as well: one script takes messages from all of them,
+    and would fail as a whole.
+    """
+    refused: dict[str, Refused] = {}
+    apart = driver(connection) == "amqp"
+    used = connection.channel() if apart else channel
+    for queue in queues:
+        try:
+            queue(used).declare()
+            _check_lists(used, queue.name)
+        except (*connection.channel_errors, RedisError) as exc:
+            cause = permanent(exc)
+            if cause is None or cause.login:
+                raise
+            refused[queue.name] = cause
+            if apart:
+                used = connection.channel()
+    if apart:
+        used.close()
+    return refused
+
+
+def _check_lists(channel: Any, queue: str) -> None:
+    list_key = getattr(channel, "list_key", None)  # of our own transport on Redis
+    if list_key is None:
+        return
+    keys = [list_key(queue, step) for step in channel.priority_steps]
+    pipe = channel.plain.pipeline(transaction=False)
+    for key in keys:
+        pipe.type(key)
+    for key, kind in zip(keys, pipe.execute(), strict=True):
+        if kind not in (b"list", b"none", "list", "none"):
+            shown = kind.decode() if isinstance(kind, bytes) else kind
+            raise ResponseError(f"WRONGTYPE: the key {key!r} is a {shown}, not a list")
