@@ -188,11 +188,13 @@ def test_going_round_when_nothing_else_is_there_costs_little(
     broker_url: str, make: Make, broker_process: psutil.Process
 ) -> None:
     inside, _ = make(broker_url, worker_parked_task_limit=30)
-    consumer, rests = inside.worker.consumer, SimpleQueue[float]()
+    consumer, rates = inside.worker.consumer, inside.worker.rates
+    rests = SimpleQueue[tuple[float, int]]()
     rest = consumer.rest
 
     def note(name: str) -> None:
-        rests.put(time.monotonic())
+        # Counted here, on the loop: more tasks go back right after the rest has begun.
+        rests.put((time.monotonic(), rates.given_back))
         rest(name)
 
     consumer.rest = note  # type: ignore[method-assign]
@@ -200,12 +202,11 @@ def test_going_round_when_nothing_else_is_there_costs_little(
     wait_for_rest(inside)
     while not rests.empty():
         rests.get()
-    began = rests.get(timeout=60)
+    began, given_back_before = rests.get(timeout=60)
     spent_s = time.process_time(), cpu_s(broker_process)
-    before = inside.worker.rates.given_back
     for _ in range(ROUNDS):
-        ended = rests.get(timeout=60)
-    assert inside.worker.rates.given_back - before >= ROUNDS * 69
+        ended, given_back = rests.get(timeout=60)
+    assert given_back - given_back_before >= ROUNDS * 69
     worker_share = (time.process_time() - spent_s[0]) / (ended - began)
     broker_share = (cpu_s(broker_process) - spent_s[1]) / (ended - began)
     print(f"worker {worker_share:.3f}, broker {broker_share:.3f} of a core")
