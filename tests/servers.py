@@ -9,9 +9,11 @@ call of rabbitmqctl takes a second.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -20,7 +22,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,9 @@ from tests import guard
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
+PORTS = range(10_000, 65_536)
+LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_handed_out: set[int] = set()
 
 
 class Missing(Exception):
@@ -40,10 +45,29 @@ class Missing(Exception):
 
 
 def free_port() -> int:
-    """A port that is free right now on the loopback interface."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    """A port that is free right now on the loopback interface, and given to nobody by accident.
+
+    The system gives ports of its own choice (`ip_local_port_range`) to sockets that ask for none.
+    A test that waits for a server on such a port may get it for its own end, is then connected to
+    itself, and reads what it wrote. So a port is chosen outside of that range.
+    """
+    while True:
+        # Not by `random`: tests set its seed, and then all choose the same ports.
+        port = secrets.choice(_ports_to_ask_for())
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            if port not in _handed_out:
+                _handed_out.add(port)
+                return port
+
+
+@functools.cache
+def _ports_to_ask_for() -> Sequence[int]:
+    try:
+        low, high = map(int, LOCAL_PORTS.read_text().split())
+    except OSError:  # not Linux
+        low, high = 32_768, 65_535
+    return [port for port in PORTS if not low <= port <= high] or PORTS
 
 
 def wait_until(

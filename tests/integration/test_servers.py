@@ -12,8 +12,15 @@ import psutil
 import pytest
 from kombu import Connection
 
-from tests.servers import RabbitMQServer, RedisServer, wait_until
+from tests.servers import LOCAL_PORTS, RabbitMQServer, RedisServer, free_port, wait_until
 from tests.workers import ROOT, Program, program_environment
+
+
+def test_no_socket_gets_a_free_port_for_its_own_end() -> None:
+    low, high = map(int, LOCAL_PORTS.read_text().split())
+    ports = [free_port() for _ in range(100)]
+    assert not [port for port in ports if low <= port <= high]
+    assert len(set(ports)) == 100
 
 
 def test_a_message_goes_through_the_broker(broker_url: str) -> None:
