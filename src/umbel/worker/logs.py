@@ -15,6 +15,7 @@ renew after a fork, appends whole lines, and finds a rotated file again by its p
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import logging
 import logging.handlers
@@ -166,6 +167,14 @@ class RedactingFormatter(logging.Formatter):
         """The traceback without secrets."""
         return self._secret.masked(super().formatException(ei))
 
+    def _own(self, record: logging.LogRecord) -> logging.LogRecord:
+        """The record as we may write it: handlers before ours leave their traceback in it."""
+        if not record.exc_text:
+            return record
+        own = copy.copy(record)
+        own.exc_text = self._secret.masked(record.exc_text)
+        return own
+
 
 class TextFormatter(RedactingFormatter):
     """Lines for people, in the formats of the settings."""
@@ -196,7 +205,7 @@ class TextFormatter(RedactingFormatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The complete text, exception included, without secrets."""
-        text = mask_addresses(super().format(record))
+        text = mask_addresses(super().format(self._own(record)))
         color = _COLORS.get(record.levelno, "") if self._color else ""
         return f"{color}{text}{_RESET}" if color else text
 
@@ -229,7 +238,7 @@ class JSONFormatter(RedactingFormatter):
                 "traceback": mask_addresses(self.formatException(record.exc_info)),
             }
         elif record.exc_text:
-            line["exception"] = {"traceback": mask_addresses(record.exc_text)}
+            line["exception"] = {"traceback": mask_addresses(self._secret.masked(record.exc_text))}
         if record.stack_info:
             line["stack"] = mask_addresses(record.stack_info)
         return json.dumps(line, ensure_ascii=False, default=repr)

@@ -255,6 +255,29 @@ def test_secrets_in_tracebacks_are_hidden_by_their_names(setup: Setup, log_file:
     assert log_file.read_text().count("OSError: refused: iban=**, user=bob") == 2
 
 
+@pytest.mark.parametrize("json", [False, True])
+def test_secrets_are_hidden_in_tracebacks_that_a_handler_of_the_user_has_formatted(
+    setup: Setup, log_file: Path, tmp_path: Path, json: bool
+) -> None:
+    setup(json=json)
+    theirs, logger = logging.FileHandler(tmp_path / "own.log"), logging.getLogger("shop.own")
+    logger.addHandler(theirs)  # called before ours, and the record keeps what it made
+    try:
+        raise ValueError("no login with password=hunter2")
+    except ValueError:
+        logger.exception("failed")
+    finally:
+        logger.removeHandler(theirs)
+        theirs.close()
+    record = logger.makeRecord(logger.name, logging.ERROR, "", 0, "in another process", (), None)
+    record.exc_text = "OSError: token=hunter2"
+    logger.handle(record)
+    text = log_file.read_text()
+    assert "password=**" in text
+    assert "token=**" in text
+    assert "hunter2" not in text
+
+
 def test_passwords_in_tracebacks_are_masked(setup: Setup, log_file: Path) -> None:
     for as_json in (False, True):
         setup(json=as_json)
