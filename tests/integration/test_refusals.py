@@ -284,8 +284,11 @@ def test_events_that_the_broker_refuses_are_reported_once_and_stop_no_task(
     try:
         inside.send("note", 1)
         wait_until(lambda: noted.ran == [1], what="the task")
-        lines = [line for line in caplog.messages if "inequivalent arg 'type'" in line]
-        wait_until(lambda: len(lines) >= 1, what="the report")
+
+        def reports() -> list[str]:
+            return [line for line in caplog.messages if "inequivalent arg 'type'" in line]
+
+        lines = wait_until(reports, what="the report")
         assert all("or delete it there" in line for line in lines)
         assert len(lines) == len({line.split(":")[0] for line in lines}), lines
     finally:
