@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -73,10 +74,11 @@ class Story:
 
 
 def unique_events(spark: SparkSession, events: Iterable[Event]) -> DataFrame:
-    """The events as tables get them."""
+    """The events as tables get them, all in one cell."""
     from umbel.pipeline.events import prepare, unique
 
-    return unique(prepare(spark.createDataFrame(as_table(events))))
+    made = unique(prepare(spark.createDataFrame(as_table(events))))
+    return made.selectExpr("*", "0L AS _cell")
 
 
 def end_of(raw: DataFrame) -> float:
@@ -92,17 +94,110 @@ def end_of(raw: DataFrame) -> float:
 def made(
     spark: SparkSession, name: str, events: Iterable[Event], *more: pa.Table
 ) -> list[dict[str, Any]]:
-    """The rows of a table of these events; not of `lineage`, which is made of tasks.
+    """The rows of a table of these events, made by its functions.
 
     `more` are rows of other recorders, or of an import (`worlds.as_table`).
     """
     from umbel.pipeline.events import prepare, unique
-    from umbel.pipeline.tables import TABLES, Inputs
 
     raw = spark.createDataFrame(pa.concat_tables([as_table(events), *more]))
-    told = unique(prepare(raw)).cache()
+    told = unique(prepare(raw)).selectExpr("*", "0L AS _cell").cache()
     try:
-        rows = TABLES[name](Inputs(spark, told, told, end_of(raw))).collect()
+        rows = Made(spark, raw, told).rows(name)
     finally:
         told.unpersist()
-    return [row.asDict(recursive=True) for row in rows]
+    return [{key: value for key, value in row.items() if key[0] != "_"} for row in rows]
+
+
+class Made:
+    """The tables of some rows of a log, each by its pure functions alone."""
+
+    def __init__(self, spark: SparkSession, raw: DataFrame, events: DataFrame) -> None:
+        from umbel.pipeline.events import prepare
+        from umbel.pipeline.tables.tasks import tasks
+        from umbel.pipeline.task_fold import summarise
+        from umbel.pipeline.task_fold import tasks as fold
+
+        self.spark, self.events, self.end = spark, events, end_of(raw)
+        folded = fold(summarise(prepare(raw)))
+        self.known = folded.selectExpr("uuid", "name", "coalesce(root_id, uuid) AS root").cache()
+        self.tasks = tasks(folded, events)
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """The rows of a table."""
+        if name == "timeline":
+            return self._timeline()
+        return [row.asDict(recursive=True) for row in self._frame(name).collect()]
+
+    def _frame(self, name: str) -> DataFrame:
+        from umbel.pipeline.tables import (
+            attempts,
+            clock_audit,
+            elections,
+            gaps,
+            lineage,
+            rates,
+            revocations,
+            sequences,
+            workers,
+        )
+
+        events, names = self.events, self.known.select("uuid", "name")
+        births = workers.births(events)
+        facts = workers.merge_life_facts(workers.life_facts(events, births))
+        blocks = sequences.blocks(events)
+        lived = workers.with_lives(events, births)
+        statuses = workers.statuses(facts, self.end)
+
+        def executed() -> DataFrame:
+            return attempts.judged(attempts.attempts(lived, names), statuses)
+
+        def rated() -> DataFrame:
+            counts = rates.counts(events, names)
+            counts = counts if name == "rates" else rates.longer(counts, name)
+            return rates.rates(counts, executed(), name)
+
+        def audited() -> DataFrame:
+            of_senders = clock_audit.of_senders(blocks, clock_audit.unclocked(events))
+            return of_senders.union(clock_audit.of_tasks(events, self.known))
+
+        def lives() -> DataFrame:
+            drifts = workers.merge_drifts(workers.drifts(events, births))
+            return workers.workers(facts, drifts, sequences.missing_numbers(blocks), self.end)
+
+        return {
+            "attempts": executed,
+            "workers": lives,
+            "elections": lambda: elections.judged(elections.elections(events), self.end),
+            "revocations": lambda: revocations.revocations(events, names),
+            "clock_audit": audited,
+            "lineage": lambda: lineage.lineage(self.tasks, events),
+            "gaps": lambda: gaps.gaps(blocks),
+            **dict.fromkeys(rates.PERIODS, rated),
+        }[name]()
+
+    def _timeline(self) -> list[dict[str, Any]]:
+        from umbel.pipeline.tables.timeline import Ranges, lean, timeline
+
+        ranges = Ranges()
+        ranges.extend(self.events)
+        found = timeline(lean(self.events, ranges), ranges.bases, is_unique=True)
+        return placed([row.asDict() for row in found.collect()], ranges)
+
+
+def placed(rows: list[dict[str, Any]], ranges: Any) -> list[dict[str, Any]]:
+    """Rows of the timeline with what readers work out: positions, and who was before."""
+    ranges.count(Counter(row["_range"] for row in rows))
+    bases = ranges.bases
+    for row in rows:
+        row["position"] = bases[row["_range"]] + row["_number"]
+    rows.sort(key=lambda row: row["position"])
+    last: dict[Any, int] = {}
+    for row in rows:
+        uuid, node = row["uuid"], ("node", row["hostname"])
+        row["previous_of_task"] = last.get(uuid) if uuid is not None else None
+        row["previous_of_node"] = last.get(node)
+        last[node] = row["position"]
+        if uuid is not None:
+            last[uuid] = row["position"]
+    return rows

@@ -34,6 +34,7 @@ from tests.pipeline.worlds import (
     differences,
     disturbed,
     folded,
+    stretched,
 )
 from tests.sizes import FULL, size
 from tests.workers import Program
@@ -65,7 +66,7 @@ def world(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Worl
     from umbel.pipeline.build import Options, build
 
     directory = tmp_path_factory.mktemp("world")
-    events = cluster(EVENTS)
+    events = stretched(cluster(EVENTS), 300)
     made = World(events, directory / "log", directory / "tables", folded(events))
     writer = LogWriter(made.log)
     rows = disturbed(events, seed=3)
@@ -118,7 +119,7 @@ def test_runs_has_a_row_for_the_run_with_what_it_counted(world: World, rows: Row
     (run,) = rows(world.tables, "runs")
     assert (run["mode"], run["kept"], run["quarantined"]) == ("full", EVENTS, 3)
     assert run["rows"] == run["kept"] + run["duplicate"]
-    assert {"events", "fold", "tasks"} <= json.loads(run["timings"]).keys()
+    assert {"events", "workers", "tasks"} <= json.loads(run["timings"]).keys()
 
 
 def test_increments_with_kills_between_all_steps_give_the_same_tables(
@@ -134,27 +135,52 @@ def test_increments_with_kills_between_all_steps_give_the_same_tables(
     killer = Killer(monkeypatch)
     writer, tables = LogWriter(tmp_path / "log"), tmp_path / "tables"
     parts = disturbed(world.events, seed=11)
-    options = Options(
-        log=str(tmp_path / "log"), tables=str(tables), files_per_batch=1, tiers_per_level=3
-    )
-    for number in range(INCREMENTS):
-        writer.add(parts[number::INCREMENTS])
-        killer.advance(spark, options, dice.randint(1, 7))
+    monkeypatch.setattr("umbel.pipeline.cells.CELL_ROWS", EVENTS // 7)
+    monkeypatch.setattr("umbel.pipeline.tables.timeline.RANGE_ROWS", EVENTS // 5)
+    options = Options(log=str(tmp_path / "log"), tables=str(tables))
+    for part in in_increments(parts):
+        writer.add(part)
+        killer.advance(spark, options, dice.randint(1, 50))
     assert len(killer.kills) >= INCREMENTS // 2, killer.kills
     writer.add_quarantined(3)
     run = build(options, spark)
     assert (run.kept, run.rows, run.read) == (EVENTS, len(parts), 0)
-    index = json.loads((world.tables / "_tables.json").read_text())
-    for name in index["tables"].keys() - {"runs"}:
-        assert comparable(rows(tables, name)) == comparable(rows(world.tables, name)), name
-    alive = json.loads((tables / "_work/manifest.json").read_text())["live"]
-    there = {path.name for path in (tables / "_work/tiers").iterdir()}
-    assert there == {Path(one["path"]).name for one in alive}
-    assert len(alive) < INCREMENTS
+    assert_same_tables(tables, world.tables, rows)
+    index = json.loads((tables / "_tables.json").read_text())
+    assert len({one["part"] for one in index["tables"]["tasks"]["files"]}) > 3
+    named = {
+        one["path"]
+        for run_name in index["kept"]
+        for table in json.loads((tables / f"_work/index-{run_name}.json").read_text())[
+            "tables"
+        ].values()
+        for one in table["files"]
+    }
+    there = {str(path.relative_to(tables)) for path in tables.rglob("*.parquet")}
+    assert there == named, "what no index names is removed"
+
+
+def in_increments(events: list[Event]) -> list[list[Event]]:
+    """Parts as a recorder writes them, with some events that are late."""
+    dice = random.Random(6)
+    last = INCREMENTS - 1
+    parts: list[list[Event]] = [[] for _ in range(INCREMENTS)]
+    ordered = sorted(events, key=lambda event: event["timestamp"])
+    for number, event in enumerate(ordered):
+        due = number * INCREMENTS // len(ordered)
+        parts[due if dice.random() < 0.97 else dice.randint(due, last)].append(event)
+    return parts
+
+
+def assert_same_tables(tables: Path, wanted: Path, rows: Rows) -> None:
+    """All tables that readers see have the same rows."""
+    index = json.loads((wanted / "_tables.json").read_text())
+    shown = {name for name in index["tables"] if not name.startswith("_")}
+    for name in shown - {"runs"}:
+        assert comparable(rows(tables, name)) == comparable(rows(wanted, name)), name
 
 
 @pytest.mark.skipif(not FULL, reason="make soak runs it; the test above kills at every step")
-@pytest.mark.usefixtures("only_tasks")
 def test_a_build_that_is_killed_for_real_is_gone_on_with(
     spark: SparkSession, world: World, rows: Rows, tmp_path: Path, start: Callable[..., Program]
 ) -> None:
@@ -168,23 +194,20 @@ def test_a_build_that_is_killed_for_real_is_gone_on_with(
     code = (
         "from umbel.pipeline.build import *;"
         f"build(Options(log={str(log)!r}, tables={str(tables)!r}, master='local[1]',"
-        "files_per_batch=1, tiers_per_level=3))"
+        "files_per_batch=1))"
     )
     program = start([sys.executable, "-c", code], env=SHORT_LIVED)
-    manifest = tables / "_work/manifest.json"
+    index = tables / "_tables.json"
     deadline = time.monotonic() + WAIT_S
-    while not manifest.exists() or json.loads(manifest.read_text())["batch"] < 3:
+    while not index.exists() or len(json.loads(index.read_text())["kept"]) < 3:
         assert program.process.poll() is None, program.output
         assert time.monotonic() < deadline, "no batch was done"
         time.sleep(0.02)
     os.kill(program.process.pid, signal.SIGKILL)
     program.process.wait()
-    assert not (tables / "_tables.json").exists()
-    run = build(
-        Options(log=str(log), tables=str(tables), files_per_batch=4, tiers_per_level=3), spark
-    )
+    run = build(Options(log=str(log), tables=str(tables), files_per_batch=4), spark)
     assert 0 < run.read < len(parts)
-    assert differences(rows(tables, "tasks"), world.wanted) == []
+    assert_same_tables(tables, world.tables, rows)
 
 
 def check_same_tables_on(
@@ -193,9 +216,7 @@ def check_same_tables_on(
     command = [*BUILD, "--log", str(world.log), "--tables", str(tables), "--full"]
     program = start([*command, "--master", master], env=SHORT_LIVED)
     assert program.process.wait(WAIT_S) == 0, program.output
-    index = json.loads((world.tables / "_tables.json").read_text())
-    for name in index["tables"].keys() - {"runs"}:
-        assert comparable(rows(tables, name)) == comparable(rows(world.tables, name)), name
+    assert_same_tables(tables, world.tables, rows)
     (run,) = rows(tables, "runs")
     assert run["master"] == master
 
@@ -226,7 +247,7 @@ def test_a_standalone_master_with_two_workers_gives_the_same_tables(
 
 
 @pytest.mark.usefixtures("only_tasks")
-def test_since_builds_a_window_and_leaves_the_increments_alone(
+def test_since_builds_a_window_and_the_next_build_everything(
     spark: SparkSession, world: World, rows: Rows, tmp_path: Path
 ) -> None:
     from umbel.pipeline.build import Options, build
@@ -236,7 +257,9 @@ def test_since_builds_a_window_and_leaves_the_increments_alone(
     late = [event for event in world.events if event["timestamp"] >= middle]
     assert run.kept == len(late)
     assert differences(rows(tmp_path, "tasks"), folded(late)) == []
-    assert not (tmp_path / "_work/manifest.json").exists()
+    run = build(Options(log=str(world.log), tables=str(tmp_path)), spark)
+    assert run.kept == EVENTS
+    assert differences(rows(tmp_path, "tasks"), world.wanted) == []
 
 
 @pytest.mark.usefixtures("only_tasks")
@@ -416,7 +439,7 @@ def test_tables_of_one_log_are_not_mixed_with_those_of_another(
     tables = tmp_path / "tables"
     options = Options(log=str(small.directory), tables=str(tables))
     builder = Builder(Place(options.log), Place(options.tables), options, spark)
-    builder.advance(builder.new_run(), *builder.open())
+    builder.build()
     other = LogWriter(tmp_path / "other")
     other.add(cluster(40, seed=9))
     with pytest.raises(HistoryError, match=r"made from the log .*take another directory"):
@@ -424,7 +447,7 @@ def test_tables_of_one_log_are_not_mixed_with_those_of_another(
 
 
 @pytest.mark.usefixtures("only_tasks")
-def test_old_versions_go_after_two_newer_ones_and_a_lost_manifest_does_no_harm(
+def test_files_of_older_builds_go_after_two_newer_ones_and_a_lost_state_does_no_harm(
     spark: SparkSession, small: LogWriter, rows: Rows, tmp_path: Path
 ) -> None:
     from umbel.pipeline.build import Options, build
@@ -434,13 +457,13 @@ def test_old_versions_go_after_two_newer_ones_and_a_lost_manifest_does_no_harm(
     for number in range(4):
         runs.append(build(Options(log=str(small.directory), tables=str(tables)), spark))
         if number == 1:
-            (tables / "_work/manifest.json").unlink()
+            (tables / f"_work/state-{runs[-1].run}.json").unlink()
         new = cluster(10, seed=20 + number)
         small.add(new)
         events += new if number < 3 else []
     assert [run.read for run in runs] == [40, 10, 60, 10]
-    versions = sorted(path.name for path in (tables / "tasks").iterdir())
-    assert versions == [f"v={run.run}" for run in runs[1:]]
+    written = {path.name.partition(".")[0] for path in (tables / "tasks").iterdir()}
+    assert written == {f"r={run.run}" for run in runs[1:]}
     assert differences(rows(tables, "tasks"), folded(events)) == []
     assert len(rows(tables, "runs")) == 4
     assert min(one["began"] for one in rows(tables, "runs")) > START

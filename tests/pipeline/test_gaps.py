@@ -45,7 +45,7 @@ def test_every_hole_is_a_row_with_what_the_node_says_of_it(spark: SparkSession) 
 def test_gaps_are_those_of_the_live_view(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("umbel.pipeline.tables.neighbours.BLOCK_BITS", 5)
+    monkeypatch.setattr("umbel.pipeline.tables.sequences.BLOCK", "shiftright(seq, 5)")
     dice = random.Random(8)
     kept = [event for event in cluster(1_500, seed=8) if dice.random() > 0.1]
     events = disturbed(kept, 9)

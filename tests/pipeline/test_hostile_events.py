@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from tests.pipeline.stories import Story, unique_events
-from tests.pipeline.worlds import START, small_world
+from tests.pipeline.stories import Story
+from tests.pipeline.worlds import LogWriter, small_world
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -14,8 +16,11 @@ FAR = 2**53 - 1
 HUGE = 2**63 - 1
 
 
-def test_extreme_and_odd_values_fail_no_table(spark: SparkSession) -> None:
-    from umbel.pipeline.tables import TABLES, Inputs
+def test_extreme_and_odd_values_fail_no_table_and_no_increment(
+    spark: SparkSession, tmp_path: Path, rows: Callable[..., list[dict[str, Any]]]
+) -> None:
+    from umbel.pipeline.build import Options, build
+    from umbel.pipeline.tables import SCHEMAS
 
     story = Story()
     node, celery = story.node("w1@a"), story.node("old@b", inc=None)
@@ -32,14 +37,13 @@ def test_extreme_and_odd_values_fail_no_table(spark: SparkSession) -> None:
         celery.tell("worker-elect", id="e", topic="task", action=odd, clock=None)
         celery.tell("worker-elected", id=odd.get("ids"), winner=odd.get("ids"))
     node.tell("worker-elect", id="e2", topic="task", action={"options": {"task_id": {"a": 1}}})
-    events = unique_events(spark, [*story.events, *small_world(3, 40)]).cache()
-    tasks = events.where("class IS NOT NULL").selectExpr(
-        "uuid", "uuid AS root", "parent_id AS parent", "CAST(NULL AS BIGINT) AS depth", "name",
-        "type AS state", "timestamp AS finished", "timestamp AS sent", "received",
-        "-timestamp AS started",
-    ).dropDuplicates(["uuid"])  # fmt: skip
-    made = {name: table(Inputs(spark, events, tasks, START)) for name, table in TABLES.items()}
-    counts = {name: len(frame.collect()) for name, frame in made.items()}
-    events.unpersist()
-    assert counts["timeline"] > len(story.events)
-    assert min(counts.values()) > 0, counts
+    events = [*story.events, *small_world(3, 40)]
+    writer, whole, parts = LogWriter(tmp_path / "log"), tmp_path / "whole", tmp_path / "parts"
+    for half in (events[::2], events[1::2]):
+        writer.add(half)
+        build(Options(log=str(writer.directory), tables=str(parts)), spark)
+    build(Options(log=str(writer.directory), tables=str(whole), full=True), spark)
+    for name in ("tasks", *SCHEMAS):
+        found = [sorted(map(repr, rows(place, name))) for place in (whole, parts)]
+        assert found[0] == found[1], name
+        assert found[0], name

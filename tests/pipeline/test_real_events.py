@@ -136,12 +136,10 @@ def test_what_real_workers_tell_is_folded_the_same_at_once_and_in_increments_wit
 
     writer, tables, dice = LogWriter(tmp_path / "again"), tmp_path / "tables", random.Random(7)
     killer, parts = Killer(monkeypatch), disturbed(events, seed=8)
-    options = Options(
-        log=str(tmp_path / "again"), tables=str(tables), files_per_batch=1, tiers_per_level=3
-    )
+    options = Options(log=str(tmp_path / "again"), tables=str(tables))
     for number in range(INCREMENTS):
         writer.add(parts[number::INCREMENTS])
-        killer.advance(spark, options, dice.randint(1, 7))
+        killer.advance(spark, options, dice.randint(1, 50))
     assert killer.kills
     assert build(options, spark).kept == len(events)
     assert differences(rows(tables, "tasks"), wanted) == []

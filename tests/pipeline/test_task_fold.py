@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.pipeline.worlds import (
-    START,
     Event,
     LogWriter,
     as_received,
@@ -46,17 +45,15 @@ def prepared(spark: SparkSession, directory: Path, events: list[Event]) -> DataF
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(seed=st.integers(0, 2**32))
-def test_tasks_of_any_world_are_those_of_the_fold_however_they_are_cut_and_merged(
+def test_tasks_of_any_world_are_those_of_the_fold_however_often_events_come(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, seed: int
 ) -> None:
-    from umbel.pipeline.task_fold import merge, summarise, tasks
+    from umbel.pipeline.task_fold import summarise, tasks
 
     world = small_world(seed, TASKS)
     events = prepared(spark, tmp_path_factory.mktemp("log"), world)
-    one = summarise(events.where("hash(tie, timestamp) % 2 = 0"))
-    other = summarise(events.where("hash(tie, timestamp) % 3 != 0 OR hash(tie) % 5 = 0"))
-    rest = summarise(events.where("hash(tie, timestamp) % 3 = 0"))
-    found = tasks(merge(one.union(other).union(rest))).toArrow().to_pylist()
+    again = events.where("hash(tie, timestamp) % 3 != 0 OR hash(tie) % 5 = 0")
+    found = tasks(summarise(again.union(events))).toArrow().to_pylist()
     wrong = differences(found, folded(world))
     assert not wrong, [
         (one, [event for event in world if event.get("uuid") == one[0]]) for one in wrong[:1]
@@ -70,19 +67,26 @@ def test_tasks_of_any_world_are_those_of_the_fold_however_they_are_cut_and_merge
     }
 
 
-def test_no_python_runs_on_the_way_of_an_event(spark: SparkSession, tmp_path: Path) -> None:
-    from umbel.pipeline.events import unique
-    from umbel.pipeline.tables import TABLES, Inputs
-    from umbel.pipeline.tables.tasks import tasks as tasks_table
-    from umbel.pipeline.task_fold import merge, summarise, tasks
+def test_no_python_runs_on_the_way_of_an_event(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from umbel.pipeline.build import Options, build
+    from umbel.pipeline.storage import Publication
 
-    raw = prepared(spark, tmp_path, small_world(1, 5))
-    events, fold = unique(raw), tasks(merge(summarise(raw)))
-    table = tasks_table(fold, events)
-    made = {"events": events, "fold": fold, "tasks": table}
-    made |= {name: make(Inputs(spark, events, table, START)) for name, make in TABLES.items()}
-    for name, one in made.items():
-        plan = one._jdf.queryExecution().executedPlan().toString()
-        assert "Scan parquet" in plan, name
+    plans: dict[str, str] = {}
+    write = Publication._write
+
+    def noting(self: Any, rows: DataFrame, folder: str, by: str = "") -> Any:
+        plans[folder] = rows._jdf.queryExecution().executedPlan().toString()
+        return write(self, rows, folder, by)
+
+    monkeypatch.setattr(Publication, "_write", noting)
+    writer = LogWriter(tmp_path / "log")
+    for seed in (1, 2):  # everything, and an increment
+        writer.add(small_world(seed, 5))
+        build(Options(log=str(tmp_path / "log"), tables=str(tmp_path / "tables")), spark)
+    assert len(plans) > 40
+    assert sum("Scan parquet" in plan for plan in plans.values()) > 40
+    for name, plan in plans.items():
         for word in ("Python", "ArrowEval", "MapInArrow", "MapInPandas", "FlatMapGroups"):
             assert word not in plan, (name, word)

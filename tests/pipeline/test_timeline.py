@@ -6,26 +6,24 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.pipeline.stories import made
+from tests.pipeline.stories import made, placed
 from tests.pipeline.worlds import Event, as_received, as_table, cluster, disturbed, small_world
 from umbel.cluster.event_rows import IDENTITY
-from umbel.cluster.task_states import place, read
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 def key(event: Event) -> tuple[Any, ...]:
-    """The place of an event, as the fold of tasks has it."""
-    if event["type"].startswith("task-"):
-        return place(read(as_received(event)))
-    origin = f"{event['hostname']}.{event['pid']}" if "pid" in event else event["hostname"]
-    return (event.get("clock", 0), event["timestamp"], origin, event["type"], 0)
-
-
-def total(event: Event) -> tuple[Any, ...]:
-    """Events of two tasks can be equal in all that: then by the task."""
-    return (*key(event), event.get("uuid", ""))
+    """The place of an event; what is equal in time and type comes by the task, then the rest."""
+    has_pid = event.get("pid") is not None
+    origin = f"{event['hostname']}.{event['pid']}" if has_pid else event["hostname"]
+    clock = as_received(event).get("clock") or 0
+    rest = (event.get(name) for name in ("pid", "inc", "clock", "seq"))
+    return (
+        *(clock, event["timestamp"], origin, event["type"], event.get("uuid", "")),
+        *((-1 if value is None else value) for value in rest),
+    )
 
 
 def model(events: list[Event]) -> list[tuple[Any, ...]]:
@@ -33,7 +31,7 @@ def model(events: list[Event]) -> list[tuple[Any, ...]]:
     each = {tuple(event.get(name) for name in IDENTITY): event for event in events}
     last: dict[Any, int] = {}
     rows = []
-    for position, event in enumerate(sorted(each.values(), key=total)):
+    for position, event in enumerate(sorted(each.values(), key=key)):
         uuid, node = event.get("uuid"), ("node", event["hostname"])
         before = last.get(uuid) if uuid else None
         clock = as_received(event).get("clock") or 0
@@ -67,18 +65,22 @@ def test_duplicates_and_ties_come_once_and_in_one_order(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from umbel.pipeline.events import prepare
-    from umbel.pipeline.tables.timeline import timeline
+    from umbel.pipeline.tables.timeline import Ranges, lean, timeline
 
     monkeypatch.setattr("umbel.pipeline.tables.timeline.RANGE_ROWS", 30)
     unlike = {}
     for event in small_world(5, 60):  # events of one identity that differ have no order
         unlike.setdefault(tuple(event.get(name) for name in IDENTITY), event)
     events = list(unlike.values())
-    rows = [spark.createDataFrame(as_table(disturbed(events, seed, again=0.5))) for seed in (1, 2)]
-    one, other = (
-        [row.asDict() for row in timeline(prepare(frame), is_unique=False).collect()]
-        for frame in rows
-    )
+
+    def ordered(seed: int) -> list[dict[str, Any]]:
+        rows = prepare(spark.createDataFrame(as_table(disturbed(events, seed, again=0.5))))
+        ranges = Ranges()
+        ranges.extend(rows)
+        found = timeline(lean(rows, ranges), ranges.bases).collect()
+        return placed([row.asDict() for row in found], ranges)
+
+    one, other = ordered(1), ordered(2)
     assert shown(one) == shown(other)
     wanted = model(events)
     assert [row[:5] for row in shown(one)] == [row[:5] for row in wanted]

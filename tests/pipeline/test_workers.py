@@ -266,6 +266,7 @@ def test_facts_of_parts_merge_to_those_of_the_whole_and_late_births_are_noticed(
     spark: SparkSession,
 ) -> None:
     from umbel.pipeline.tables import workers as lives
+    from umbel.pipeline.tables.sequences import blocks, missing_numbers
 
     story = Story()
     ours = story.node("w1@a")
@@ -280,15 +281,16 @@ def test_facts_of_parts_merge_to_those_of_the_whole_and_late_births_are_noticed(
     parts = [events.where(f"pmod(xxhash64(timestamp), 3) = {number}") for number in range(3)]
 
     def rows(facts: DataFrame, drifts: DataFrame) -> list[Any]:
-        numbers = lives.missing_numbers(events)
-        return sorted(lives.workers(facts, drifts, numbers, story.now).collect())
+        numbers = missing_numbers(blocks(events))
+        merged = lives.merge_life_facts(facts), lives.merge_drifts(drifts)
+        return sorted(lives.workers(*merged, numbers, story.now).collect())
 
     whole = rows(lives.life_facts(events, births), lives.drifts(events, births))
     facts, drifts = (
         reduce(lambda one, other: one.union(other), [of(part, births) for part in parts])
         for of in (lives.life_facts, lives.drifts)
     )
-    assert rows(lives.merge_life_facts(facts), lives.merge_drifts(drifts)) == whole
+    assert rows(facts, drifts) == whole
     assert len(whole) == 5
     assert lives.outdated(facts, births).isEmpty()
     known = births.where(f"born != {story.events[6]['timestamp']!r}D")

@@ -259,6 +259,13 @@ class _Cluster:
         return {**made, "seq": self.sequences[hostname], "timestamp": self.now, **fields}
 
 
+def stretched(events: Sequence[Event], factor: float) -> list[Event]:
+    """The events over a longer time: so that they are in several cells."""
+    return [
+        {**event, "timestamp": START + (event["timestamp"] - START) * factor} for event in events
+    ]
+
+
 def disturbed(events: Sequence[Event], seed: int, again: float = 0.1) -> list[Event]:
     """The events in no order, some of them more than once."""
     dice = random.Random(seed)

@@ -2,20 +2,23 @@
 
     log (Parquet segments) -> events: prepare, unique -> task_fold -> tables/* -> TABLES/<table>/
 
-One idea carries it: what is known of a task is a *summary*, the greatest event of each class, and
-merging two summaries is taking the greater of each. That is associative, commutative and
-idempotent, so a batch over everything, many small increments, late events, duplicates and a run
-that was killed and started again all give the same tables.
+Two ideas carry it. What is known of a task is a *summary*, the greatest event of each class, and
+merging two summaries is taking the greater of each: the order and repetition of events do not
+matter. And what new events touch is found by keys (`increment`): only that is computed again, from
+all of its events, so that a build costs what is new and gives the tables of a build of everything.
 
 | module       | what it does                                                     | needs   |
 | ------------ | ---------------------------------------------------------------- | ------- |
 | session      | starts Spark: every setting is there                             | pyspark |
 | schemas      | the columns of the log, as Spark's types                         | pyspark |
-| storage      | all reads and writes of log, tables and work files               | pyspark |
+| log          | the segments of the log: which are there, which are new          | pyspark |
+| storage      | the files of the tables, and the index that makes them visible   | pyspark |
+| cells        | how time is cut into parts that are computed again               |         |
 | events       | what every table needs of an event; each event once              | pyspark |
 | task_fold    | the fold of tasks, generated from `cluster.task_states`          | pyspark |
 | tables/      | one pure function DataFrame -> DataFrame for each table          | pyspark |
-| build        | `umbel history build`: batch, incremental, following             | pyspark |
+| increment    | new segments, carried through to every table that they change    | pyspark |
+| build        | `umbel history build`: what is new, everything, or following     | pyspark |
 | reading, at  | tables read without Spark                                        | duckdb  |
 | report/      | one page that shows them                                         | duckdb  |
 

@@ -1,22 +1,17 @@
-"""`umbel history build`: from the log to the tables, in a batch or in increments.
+"""`umbel history build`: from the log to the tables.
 
 The segments of the log are listed once per build (`umbel.pipeline.log`), so that all tables cover
-the same events, whatever a recorder writes meanwhile.
+the same events, whatever a recorder writes meanwhile. Segments that no build has read are new; a
+build carries them through to the tables (`umbel.pipeline.increment`), in batches if there are very
+many, and each batch ends with a published index. Killed before that, the batch is read again.
+Without new segments the build ends before Spark is started.
 
-*Increments*, the usual way: segments that no build has read are read in batches. Every batch
-becomes a summary of its tasks; then the manifest names the summary and the segments behind it.
-Killed before that, the batch is read again. What a batch costs depends on its own events, not on
-the history. Without new segments the build ends before Spark is started. Segments that were removed
-from the log cannot be taken out of summaries: everything is read again then. *A batch* (`full`,
-`since`) summarises all segments at once, by the same functions.
-
-Then the tables are *published*. `tasks` comes from the summaries. Tables that have a row for each
-event, or look at neighbours in time, are functions of the whole log, each event once: they are
-made anew, and that takes time in proportion to the log. Following a log, tables are therefore
-published now and then, and never for more than a fifth of the time.
+Everything is made anew, by the same steps, if there are no tables yet, with `full` or `since`, if
+segments were removed from the log, and if new events say something that cannot be added to what
+there is (`Rebuild`).
 
 Nobody sees a table before all of them are written: the index is replaced as the very last step.
-`runs` has a row for every time.
+`runs` has a row for every build.
 """
 
 from __future__ import annotations
@@ -25,34 +20,40 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, Final
 
-from pyspark.sql import DataFrame, Observation, SparkSession
-from pyspark.sql.functions import expr
+from pyspark.sql import SparkSession
 
 from umbel.pipeline import log as logs
-from umbel.pipeline import storage, task_fold
+from umbel.pipeline import storage
 from umbel.pipeline.errors import HistoryError
-from umbel.pipeline.events import once, prepare, unique
+from umbel.pipeline.increment import STATE_FORMAT, Increment, Rebuild, State
 from umbel.pipeline.log import Coverage, Listing
 from umbel.pipeline.places import Place
 from umbel.pipeline.probing import probe
-from umbel.pipeline.session import LOCAL, check_master, explaining, is_small, session, sized
-from umbel.pipeline.storage import Publication, Tiers
-from umbel.pipeline.tables import TABLES, Inputs
-from umbel.pipeline.tables.tasks import tasks as tasks_table
+from umbel.pipeline.session import (
+    LOCAL,
+    SHORT_BYTES,
+    SHORT_LIVED,
+    check_master,
+    explaining,
+    is_small,
+    session,
+    sized,
+)
+from umbel.pipeline.storage import Publication
 from umbel.pipeline.turns import turn
-from umbel.pipeline.watermarks import RECEIPTS, log_ends, watermarks
 from umbel.version import __version__
 
-FILES_PER_BATCH: Final = 100
+# A batch of about six million events: more need more memory, fewer read old events more often.
+BYTES_PER_BATCH: Final = 2**28
+FILES_PER_BATCH: Final = 10_000
 FOLLOW_POLL_S: Final = 5.0
-PUBLISH_EVERY_S: Final = 60.0
-PUBLISH_SHARE: Final = 0.2
+# Shorter: tables are younger; longer: less of the machine goes into them.
+PUBLISH_EVERY_S: Final = 15.0
 RUNS_MAX: Final = 1_000
 # Where an error of Spark names a segment.
 _SEGMENT: Final = re.compile(r"events/([^/]+)/([^/]+?\.parquet)")
@@ -63,7 +64,7 @@ RUN_KINDS: Final = {
     "began": "number",
     "seconds": "number",
     "since": "number",
-    "read": "whole",  # rows of the log that this run folded
+    "read": "whole",  # rows of the log that were new to this run
     "rows": "whole",  # rows of the log behind the tables
     "kept": "whole",  # events, each once
     "duplicate": "whole",  # rows that say again what another one said
@@ -90,8 +91,6 @@ class Options:
     skip_damaged: bool = False  # leave out segments that cannot be read
     # More files in a batch: fewer batches, each longer, and more work is lost by a kill.
     files_per_batch: int = FILES_PER_BATCH
-    # Fewer: tables are read faster between two runs; more: each event is written again less often.
-    tiers_per_level: int = storage.TIERS_PER_LEVEL
     publish_every_s: float = PUBLISH_EVERY_S
     poll_s: float = FOLLOW_POLL_S
     settings: Mapping[str, str] = field(default_factory=dict)  # of Spark, on top of ours
@@ -179,6 +178,8 @@ class Builder:
         self._spark, self._is_own, self._is_ready = spark, spark is None, False
         self._on_start = on_start
         self._damaged: logs.Segments = {}
+        self._is_anew = False  # what the last build left is of no use
+        self._fresh_bytes = self._log_bytes = 0
 
     def close(self) -> None:
         """Stop Spark, if it was started here."""
@@ -191,7 +192,13 @@ class Builder:
         """Spark, whose executors reach the log and the tables."""
         if self._spark is None:
             self.options.progress("starting Spark")
-            self._spark = session(self.options.master, settings=self.options.settings)
+            is_short = self._fresh_bytes < SHORT_BYTES and not self.options.follow
+            self._spark = session(
+                self.options.master,
+                settings=self.options.settings,
+                java_options=SHORT_LIVED if is_short else "",
+                is_small=is_small(self._log_bytes) and not self.options.follow,
+            )
         if not self._is_ready:
             self._on_start(self._spark)
             probe(self._spark, self.log, self.tables)
@@ -200,70 +207,62 @@ class Builder:
 
     def build(self) -> Run:
         """Read what there is and publish."""
+        run = self.new_run()
         while True:
             try:
-                return self._increment() if self.options.mode == "increments" else self._whole()
+                return self._advance(run, *self.open())
+            except Rebuild as exc:
+                self._start_over(str(exc))
             except HistoryError as exc:
                 if not self._leave_out(exc):
                     raise
 
     def follow(self) -> Run:
-        """Go on until told to stop; publish now and then, and at the end."""
-        options, run = self.options, self.new_run()
-        done, due_at, is_due = run, 0.0, False
+        """Go on until told to stop; publish what is new now and then, and at the end."""
+        options, done, due_at = self.options, self.new_run(), 0.0
         while True:
             stopping = options.stop.is_set()
-            if logs.segments(self.log):
-                try:
-                    tiers, listing = self.open()
-                    is_due |= self.advance(run, tiers, listing) > 0
-                except HistoryError as exc:
-                    if not self._leave_out(exc):
-                        raise
-                    continue
-                if is_due and (stopping or time.monotonic() >= due_at):
-                    began = time.monotonic()
-                    self.publish(run, listing.coverage, tiers)
+            if logs.segments(self.log) and (stopping or time.monotonic() >= due_at):
+                began = time.monotonic()
+                run = self.build()
+                if run.read:
                     options.progress(str(run))
-                    now, is_due = time.monotonic(), False
-                    due_at = now + max(options.publish_every_s, (now - began) / PUBLISH_SHARE)
-                    done, run = run, self.new_run()
+                    done, now = run, time.monotonic()
+                    # Half of the time at most: the machine has other things to do.
+                    due_at = now + max(options.publish_every_s, now - began)
             if stopping:
                 return done
             options.progress("waiting for events")
             options.stop.wait(options.poll_s)
 
-    def _increment(self) -> Run:
-        run = self.new_run()
-        tiers, listing = self.open()
-        index = self.tables.read_json(storage.INDEX) or {}
-        if not listing.fresh and tiers.published and tiers.published == index.get("run"):
-            return self._nothing_new(run, index, listing)
-        self.advance(run, tiers, listing)
-        self.publish(run, listing.coverage, tiers)
-        return run
-
-    def _whole(self) -> Run:
-        run = self.new_run()
-        if self.options.full:
-            storage.forget_increments(self.tables)
-        listing = self._look(Coverage())
-        self.publish(run, listing.coverage, None)
-        return run
-
-    def open(self) -> tuple[Tiers, Listing]:
-        """The increments until now, and what the log has on top of them."""
-        tiers = Tiers.open(self.tables, self.log, self.options.tiers_per_level)
-        listing = self._look(tiers.coverage)
+    def open(self) -> tuple[dict[str, Any], State, Listing]:
+        """The tables until now, what the last build left, and what the log has on top of them."""
+        storage.clean(self.tables)
+        index: dict[str, Any] = {}
+        state = State()
+        if self.options.mode == "increments" and not self._is_anew:
+            index, state = self._before()
+        listing = self._look(state.coverage)
         if listing.removed:
-            self.options.progress(
-                f"{listing.removed:,} segments were removed from the log: reading all of it anew"
+            self._start_over(f"{listing.removed:,} segments were removed from the log")
+            return self.open()
+        return index, state, listing
+
+    def _before(self) -> tuple[dict[str, Any], State]:
+        index = storage.read_index(self.tables)
+        told = storage.read_state(self.tables, index)
+        if told is None or told.get("format") != STATE_FORMAT:
+            return {}, State()
+        if told["log"] != self.log.url:
+            raise HistoryError(
+                f"the tables in {self.tables.shown} are made from the log {told['log']}, not from "
+                f"{self.log.shown}: take another directory, or build with --full"
             )
-            storage.forget_increments(self.tables)
-            tiers = Tiers.open(self.tables, self.log, self.options.tiers_per_level)
-            listing = self._look(tiers.coverage)
-        tiers.clean()
-        return tiers, listing
+        return index, State.of_json(told)
+
+    def _start_over(self, reason: str) -> None:
+        self._is_anew = True
+        self.options.progress(f"{reason}: building everything anew")
 
     def _look(self, before: Coverage) -> Listing:
         for day, names in self._damaged.items():
@@ -283,138 +282,104 @@ class Builder:
         self.options.progress(f"leaving out {found[0]}, which is damaged")
         return True
 
-    def _nothing_new(self, run: Run, index: Mapping[str, Any], listing: Listing) -> Run:
-        """What the last build found holds still."""
-        told = storage.published_few(self.tables, index, "runs")
-        last = max(told, key=lambda one: str(one["run"]), default={})
-        run.rows, run.kept = last.get("rows") or 0, last.get("kept") or 0
-        run.quarantined = logs.count_quarantined(self.log)
-        run.skipped = listing.coverage.skipped_count
-        run.tasks, run.seconds = index["tables"]["tasks"]["rows"], time.time() - run.began
-        return run
-
     def new_run(self) -> Run:
         """A run that begins now."""
         now = datetime.now(UTC)
         name = storage.new_run_id(now)
         return Run(name, self.options.mode, now.timestamp(), self.options.since)
 
-    # -- increments
+    def _advance(self, run: Run, index: dict[str, Any], state: State, listing: Listing) -> Run:
+        """Carry new segments through to the tables, in batches."""
+        if index and not listing.fresh:
+            if state.coverage != listing.coverage:  # compacted, with nothing new in it
+                state.coverage = listing.coverage
+                state_path = f"{storage.WORK}/state-{index['run']}.json"
+                self.tables.write_json(state_path, state.as_json(self.log.url))
+            return self._nothing_new(run, index, state)
+        run.read = 0
+        self._fresh_bytes = sum(map(self.log.size, listing.fresh))
+        self._log_bytes = sum(map(self.log.size, listing.coverage.paths))
+        # Who reads meanwhile sees what was there before, and not the beginning of something new.
+        is_shown = bool(index) or not storage.read_index(self.tables)
+        batches = list(self._batches(listing.fresh))
+        for number, paths in enumerate(batches, 1):
+            left = [path for later in batches[number:] for path in later]
+            state.coverage = listing.without(left)
+            publication = self._take(run, index, state, paths)
+            index = publication.index
+            if is_shown or not left:
+                self._publish(run, publication, state)
+                storage.clean(self.tables)
+        self._is_anew = False
+        return run
 
-    def advance(self, run: Run, tiers: Tiers, listing: Listing) -> int:
-        """Summarise the segments that are new; how many batches it took."""
-        fresh, size = listing.fresh, self.options.files_per_batch
+    def _batches(self, fresh: list[str]) -> Iterator[list[str]]:
+        batch: list[str] = []
+        size = 0
+        for path in fresh:
+            batch.append(path)
+            size += self.log.size(path)
+            if size >= BYTES_PER_BATCH or len(batch) >= self.options.files_per_batch:
+                yield batch
+                batch, size = [], 0
+        if batch:
+            yield batch
+
+    def _take(
+        self, run: Run, index: Mapping[str, Any], state: State, paths: list[str]
+    ) -> Publication:
+        """Write what one batch changes."""
         began = time.monotonic()
-        for first in range(0, len(fresh), size):
-            paths, left = fresh[first : first + size], fresh[first + size :]
-            # A batch does not grow with the log.
-            with sized(self.spark, self._bytes(paths)):
-                self._take(run, tiers, paths, listing.without(left))
-        if not fresh and tiers.coverage != listing.coverage and tiers.live:
-            tiers.coverage = listing.coverage  # compacted, with nothing new in it
-            tiers.save()
-        run.timed("increments", began)
-        return -(-len(fresh) // size)
-
-    def _take(self, run: Run, tiers: Tiers, paths: list[str], coverage: Coverage) -> None:
-        began = time.monotonic()
-        counted = Observation()
-        with explaining(f"cannot read {self.options.log}"):
-            rows = logs.read(self.spark, self.log, paths)
-            events = prepare(rows).select(*task_fold.EVENT_COLUMNS)
-            events = events.observe(counted, expr("count(1)").alias("rows"))
-            tiers.add(task_fold.summarise(events), coverage)
-        run.read += counted.get["rows"]
-        run.batch_seconds.append(time.monotonic() - began)
-        self.options.progress(f"batch {tiers.batch}: {run.batch_seconds[-1]:.1f} s")
-        began = time.monotonic()
-        while tiers.compact(self.spark):
-            pass
-        run.timed("compaction", began)
-
-    def _bytes(self, paths: list[str]) -> int:
-        return sum(map(self.log.size, paths))
-
-    # -- publishing
-
-    def publish(self, run: Run, coverage: Coverage, tiers: Tiers | None) -> None:
-        """Make all tables of these segments and let everybody see them.
-
-        Without increments, by a batch.
-        """
-        publication = Publication(self.spark, self.tables, run.run)
+        run.run = storage.new_run_id(datetime.now(UTC))
+        log_bytes = sum(map(self.log.size, paths))
+        publication = Publication(self.spark, self.tables, run.run, index)
         try:
-            log_bytes = self._bytes(coverage.paths)
             with sized(self.spark, log_bytes):
-                each = unique if is_small(log_bytes) else once
-                self._make(run, publication, coverage, tiers, each)
-            run.quarantined = logs.count_quarantined(self.log)
-            run.skipped = coverage.skipped_count
-            run.tasks = publication.made["tasks"]["rows"]
-            run.seconds = time.time() - run.began
-            publication.publish_few(self._runs(publication, run), RUN_KINDS, "runs")
-            publication.commit()
-            if tiers is not None:
-                tiers.published = run.run
-                tiers.save()
+                increment = Increment(
+                    publication,
+                    self.log,
+                    state,
+                    paths,
+                    since=self.options.since,
+                    is_small=is_small(log_bytes),
+                    step=run.timed,
+                    progress=self.options.progress,
+                )
+                increment.run()
         finally:
-            publication.clean()
             self.spark.catalog.clearCache()
+        run.read += increment.read
+        run.rows, run.kept = state.rows, state.kept
+        run.batch_seconds.append(time.monotonic() - began)
+        return publication
 
-    def _make(
-        self,
-        run: Run,
-        publication: Publication,
-        coverage: Coverage,
-        tiers: Tiers | None,
-        each: Callable[[DataFrame], DataFrame],
-    ) -> None:
-        raw = logs.read(self.spark, self.log, coverage.paths, self.options.since)
-        summary = tiers.summary(self.spark) if tiers is not None else None
-        events = self._step(run, "events", lambda: publication.keep(each(raw), "events"))
-        run.rows, run.kept = _counts(events)
-        if summary is None:
-            run.read, summary = run.rows, task_fold.summarise(prepare(raw))
-        folded = task_fold.tasks(summary)
-        fold = self._step(run, "fold", lambda: publication.keep(folded, "fold"))
-        tasks = self._step(
-            run, "tasks", lambda: publication.publish(tasks_table(fold, events), "tasks")
-        )
-        inputs = Inputs(self.spark, events, tasks, _log_ends(raw))
-        for name, table in TABLES.items():
-            make = partial(_published, publication, table, inputs, name)
-            self._step(run, name, make)
+    def _publish(self, run: Run, publication: Publication, state: State) -> None:
+        run.quarantined = logs.count_quarantined(self.log)
+        run.skipped = state.coverage.skipped_count
+        run.tasks = publication.index["tables"]["tasks"]["rows"]
+        run.seconds = time.time() - run.began
+        publication.replace_few("runs", self._runs(run), RUN_KINDS)
+        # Tables of a part of the log are no beginning for others.
+        left = {} if self.options.mode == "since" else state.as_json(self.log.url)
+        publication.commit(left)
 
-    def _step(self, run: Run, name: str, make: Callable[[], DataFrame]) -> DataFrame:
-        self.options.progress(name)
-        began = time.monotonic()
-        made = make()
-        run.timed(name, began)
-        return made
+    def _nothing_new(self, run: Run, index: Mapping[str, Any], state: State) -> Run:
+        """What the last build found holds still."""
+        run.rows, run.kept = state.rows, state.kept
+        run.quarantined = logs.count_quarantined(self.log)
+        run.skipped = state.coverage.skipped_count
+        run.tasks, run.seconds = index["tables"]["tasks"]["rows"], time.time() - run.began
+        return run
 
-    def _runs(self, publication: Publication, run: Run) -> list[dict[str, Any]]:
-        before = sorted(publication.published_few("runs"), key=lambda one: str(one["run"]))
+    def _runs(self, run: Run) -> list[dict[str, Any]]:
+        index = storage.read_index(self.tables)
+        before = storage.published_few(self.tables, index, "runs")
+        before = [one for one in before if one["began"] != run.began]  # earlier batches of this run
+        before.sort(key=lambda one: str(one["run"]))
         told: dict[str, Any] = {name: getattr(run, name, None) for name in RUN_KINDS}
         told |= {"batches": len(run.batch_seconds), "master": self.options.master}
         told |= {"timings": _rounded(run.timings), "version": __version__}
         return [*before[-(RUNS_MAX - 1) :], told]
-
-
-def _published(
-    publication: Publication, table: Callable[[Inputs], DataFrame], inputs: Inputs, name: str
-) -> DataFrame:
-    return publication.publish(table(inputs), name)
-
-
-def _counts(events: DataFrame) -> tuple[int, int]:
-    """Rows of the log, and events."""
-    told = events.selectExpr("sum(copies) AS rows", "count(1) AS kept").first()
-    return (told["rows"] or 0, told["kept"]) if told is not None else (0, 0)
-
-
-def _log_ends(raw: DataFrame) -> float:
-    receipts = raw.groupBy("recorder").agg(*map(expr, RECEIPTS)).collect()
-    return log_ends(watermarks((row["recorder"], row["prompt"], row["newest"]) for row in receipts))
 
 
 def _rounded(timings: Mapping[str, float]) -> str:

@@ -50,7 +50,7 @@ PREPARED: Final = {
 # What tables read of an event beyond its identity. The whole of it is read of few types only.
 _WHOLE: Final = "('worker-elect', 'worker-revocation')"
 READ: Final = {
-    **{name: name for name in ("seq", "series", "sync", "tie", "name", "parent_id", "retries")},
+    **{name: name for name in ("seq", "series", "sync", "tie", "eta", "parent_id", "retries")},
     **{name: name for name in ("runtime", "exception", "terminated", "expired", "requeue")},
     **{name: name for name in (*NODE, *ELECTION, "received")},
     "raw": f"IF(type IN {_WHOLE}, raw, NULL)",

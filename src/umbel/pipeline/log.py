@@ -13,6 +13,7 @@ A damaged segment stops a build with its name, unless damaged ones are to be ski
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -45,6 +46,7 @@ class Footer(NamedTuple):
 
     rows: int
     replaces: list[str]
+    span: list[float]  # the least and the greatest timestamp; empty where they are not known
 
 
 @dataclass(slots=True)
@@ -54,6 +56,7 @@ class Coverage:
     read: Segments = field(default_factory=dict)
     replaced: Segments = field(default_factory=dict)  # by a compacted one, which is read
     skipped: Segments = field(default_factory=dict)  # damaged
+    spans: dict[str, list[float]] = field(default_factory=dict)  # of timestamps, by path
 
     @property
     def paths(self) -> list[str]:
@@ -64,6 +67,10 @@ class Coverage:
     def skipped_count(self) -> int:
         """How many segments are left out."""
         return sum(map(len, self.skipped.values()))
+
+    def paths_within(self, times: Sequence[tuple[float, float]]) -> list[str]:
+        """The segments that may have events of these spans of time, each up to its end."""
+        return [path for path in self.paths if _overlaps(self.spans.get(path, ()), times)]
 
 
 @dataclass(slots=True)
@@ -82,7 +89,12 @@ class Listing:
             for day, names in self.coverage.read.items()
             if (kept := [name for name in names if f"{EVENTS}/{day}/{name}" not in left])
         }
-        return replace(self.coverage, read=read)
+        spans = {path: span for path, span in self.coverage.spans.items() if path not in left}
+        return replace(self.coverage, read=read, spans=spans)
+
+
+def _overlaps(span: Sequence[float], times: Sequence[tuple[float, float]]) -> bool:
+    return not span or any(span[0] < until and span[1] >= since for since, until in times)
 
 
 def open_log(url: str) -> Place:
@@ -150,6 +162,10 @@ def _look_at_day(
     for name in read:
         if name in new and not (footers[name].replaces and known >= set(footers[name].replaces)):
             listing.fresh.append(f"{EVENTS}/{day}/{name}")
+        path = f"{EVENTS}/{day}/{name}"
+        span = footers[name].span if name in footers else before.spans.get(path, [])
+        if span:
+            listing.coverage.spans[path] = span
     coverage = listing.coverage
     for found, kept in (
         (coverage.read, read),
@@ -180,7 +196,24 @@ def _footer(log: Place, path: str, *, skip_damaged: bool) -> Footer | None:
     except ValueError:
         told = {}
     replaces = told.get("replaces", ()) if isinstance(told, dict) else ()
-    return Footer(int(metadata.num_rows), [str(name) for name in replaces])
+    return Footer(int(metadata.num_rows), [str(name) for name in replaces], _span(metadata))
+
+
+def _span(metadata: pq.FileMetaData) -> list[float]:
+    """The least and the greatest timestamp of a segment, if all parts of it tell."""
+    lows, highs = [], []
+    for group in range(metadata.num_row_groups):
+        columns = metadata.row_group(group)
+        for number in range(columns.num_columns):
+            column = columns.column(number)
+            if column.path_in_schema != "timestamp":
+                continue
+            told = column.statistics
+            if told is None or not told.has_min_max or column.physical_type != "DOUBLE":
+                return []
+            lows.append(float(told.min))
+            highs.append(float(told.max))
+    return [min(lows), max(highs)] if lows and len(lows) == metadata.num_row_groups else []
 
 
 def read(

@@ -1,10 +1,13 @@
 """Reading the tables without Spark: duckdb over the Parquet files that a build has published.
 
-`TABLES/_tables.json` names the directory of every table; it is replaced as the last step of a
-build, so whoever resolves it once sees the tables of one build. A table becomes a view in a
-database in memory when it is first asked for. Before words of a user run, the door is shut: no file
-but those of the views can be opened, none written, no extension loaded, no setting changed. If
-another table is asked for afterwards, a new database takes the place of the one that is shut.
+`TABLES/_tables.json` names the files of every table; it is replaced as the last step of a build, so
+whoever reads it once sees the tables of one build. A table becomes a view in a database in memory
+when it is first asked for. Tables and columns whose names begin with `_` serve builds and are not
+shown. The positions of `timeline` are worked out by its view (`umbel.pipeline.tables.timeline`).
+
+Before a filter or query of a user runs, the database is locked: no file but those of the views can
+be opened, none written, no extension loaded, no setting changed. If another table is asked for
+afterwards, a new database takes the place of the locked one.
 
 A filter of the user is an expression over the columns of one table, and nothing else. It is parsed
 before it runs: the statement with the filter must be the statement without it, but for the filter.
@@ -38,7 +41,7 @@ from umbel.pipeline.errors import HistoryError, TooLong
 from umbel.stores import fsspec_url, open_store
 
 INDEX: Final = "_tables.json"
-FORMAT: Final = 1
+FORMAT: Final = 2
 FETCHED_ROWS: Final = 1_000
 ALL: Final = 0
 FILTER_CHARS_MAX: Final = 10_000
@@ -55,11 +58,12 @@ _ORDER: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A published table: its files, its columns with duckdb's types, or why it can not be read."""
+    """A published table: its files, its columns with duckdb's types, or why it cannot be read."""
 
     name: str
     rows: int | None
     files: tuple[str, ...] = ()
+    view: str = ""  # the statement that makes it
     columns: dict[str, str] = field(default_factory=dict)
     broken: str = ""
 
@@ -80,7 +84,9 @@ class Tables:
         self._store = _Store(self.directory)
         index = _read_index(self._store)
         self.run: str = str(index.get("run", ""))
-        self._entries: dict[str, Any] = dict(sorted(index["tables"].items()))
+        self._entries: dict[str, Any] = {
+            name: entry for name, entry in sorted(index["tables"].items()) if name[:1] != "_"
+        }
         self._opened: dict[str, Table] = {}
         # Made here, for its owner alone: what does not fit into memory is written there.
         self._scratch = tempfile.mkdtemp(prefix="umbel-history-")
@@ -110,7 +116,7 @@ class Tables:
         return {name: self._opened[name] for name in self._entries}
 
     def table(self, name: str) -> Table:
-        """A table by its name; refused when there is none, or it can not be read."""
+        """A table by its name; refused when there is none, or it cannot be read."""
         if name not in self._entries:
             known = ", ".join(self._entries) or "none"
             raise HistoryError(f"unknown table {name!r}: {self.directory} has {known}")
@@ -209,23 +215,24 @@ class Tables:
             self._database, self._is_shut = self._connect(), False
             for table in self._opened.values():
                 if not table.broken:
-                    self._database.execute(_view(table.name, table.files))
+                    self._database.execute(table.view)
         for name in new:
             self._opened[name] = self._open(name, self._entries[name])
 
     def _open(self, name: str, entry: dict[str, Any]) -> Table:
-        files = self._store.parquet_files(entry["path"])
+        files = tuple(self._store.place(one["path"]) for one in entry["files"])
         rows = entry.get("rows")
         if not files:
-            place = self._store.place(entry["path"])
-            broken = f"table {name} has no files in {place}: build it anew"
-            return Table(name, rows, broken=broken)
+            return Table(name, rows, broken=f"table {name} has no files: build it anew")
+        source = f"read_parquet([{', '.join(map(_literal, files))}], hive_partitioning = false)"
         try:
-            self._database.execute(_view(name, files))
+            stored = self._database.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()
+            view = _view(name, source, [column for column, *_ in stored], entry.get("bases"))
+            self._database.execute(view)
             described = self._database.execute(f"DESCRIBE {_quoted(name)}").fetchall()
         except duckdb.Error as exc:
-            return Table(name, rows, broken=f"table {name} can not be read: {_reason(exc)}")
-        return Table(name, rows, files, {column: kind for column, kind, *_ in described})
+            return Table(name, rows, broken=f"table {name} cannot be read: {_reason(exc)}")
+        return Table(name, rows, files, view, {column: kind for column, kind, *_ in described})
 
     def _shut(self) -> None:
         """Before words of a user run: nothing but the tables that are open can be reached."""
@@ -276,7 +283,7 @@ class Tables:
         except (duckdb.Error, ValueError) as exc:
             return _reason(exc)
         if parsed.get("error", True):
-            return _one_line(parsed.get("error_message", "can not be understood"))
+            return _one_line(parsed.get("error_message", "cannot be understood"))
         return list(parsed["statements"])
 
     def _rows(self, table: Table, sql: str, where: str) -> Iterator[tuple[Any, ...]]:
@@ -287,7 +294,7 @@ class Tables:
             if isinstance(exc, (duckdb.BinderException, duckdb.CatalogException)):
                 hint = f"; {_columns_of(table)}"
             elif where == "true" or isinstance(exc, duckdb.IOException):
-                raise HistoryError(f"table {table.name} can not be read: {_reason(exc)}") from exc
+                raise HistoryError(f"table {table.name} cannot be read: {_reason(exc)}") from exc
             else:
                 hint = ""
             raise HistoryError(f"--where {_shown(where)}: {_reason(exc)}{hint}") from exc
@@ -312,38 +319,19 @@ class _Store:
         self.filesystem: Any = None
         if "://" in directory:
             self.filesystem, self._root = _remote(directory)
+            self._top = f"{fsspec_url(self._directory).partition('://')[0]}://{self._root}"
+        else:
+            self._top = str(Path(self._directory).absolute())
 
     def place(self, path: str) -> str:
-        return f"{self._directory}/{path}"
+        """A path of the tables as duckdb takes it."""
+        return f"{self._top}/{path}"
 
     def read_index(self) -> bytes:
         if self.filesystem is not None:
             found: bytes = self.filesystem.cat_file(f"{self._root}/{INDEX}")
             return found
         return Path(self._directory, INDEX).read_bytes()
-
-    def parquet_files(self, path: str) -> tuple[str, ...]:
-        """The files of a table, hidden ones left out, sorted."""
-        if self.filesystem is None:
-            root = Path(self._directory, path).absolute()
-            return tuple(
-                sorted(
-                    str(name)
-                    for name in root.rglob("*.parquet")
-                    if _is_data(name.relative_to(root).parts)
-                )
-            )
-        top = f"{self._root}/{path}"
-        scheme = fsspec_url(self._directory).partition("://")[0]
-        return tuple(
-            f"{scheme}://{name}"
-            for name in sorted(self.filesystem.find(top))
-            if name.endswith(".parquet") and _is_data(PurePosixPath(name[len(top) :]).parts)
-        )
-
-
-def _is_data(parts: tuple[str, ...]) -> bool:
-    return not any(part.startswith((".", "_")) for part in parts)
 
 
 def _remote(directory: str) -> tuple[Any, str]:
@@ -370,14 +358,22 @@ def _read_index(store: _Store) -> dict[str, Any]:
         raise HistoryError(f"{store.place(INDEX)} names no tables: build them anew")
     if index.get("format") != FORMAT:
         raise HistoryError(
-            f"{store.place(INDEX)} has format {index.get('format')!r}, "
-            f"this version of Umbel reads {FORMAT}"
+            f"{store.place(INDEX)} has format {index.get('format')!r}, this version of Umbel reads "
+            f"{FORMAT}: bring the tables up to date with 'umbel history build'"
         )
     for name, entry in index["tables"].items():
-        path = entry.get("path") if isinstance(entry, dict) else None
-        if not isinstance(path, str) or path.startswith("/") or ".." in PurePosixPath(path).parts:
-            raise HistoryError(f"{store.place(INDEX)}: table {name!r} has no path: build it anew")
+        files = entry.get("files") if isinstance(entry, dict) else None
+        if not isinstance(files, list) or not all(map(_is_file, files)):
+            raise HistoryError(f"{store.place(INDEX)}: table {name!r} has no files: build it anew")
     return index
+
+
+def _is_file(entry: Any) -> bool:
+    """Whether it names a file below the tables."""
+    path = entry.get("path") if isinstance(entry, dict) else None
+    return (
+        isinstance(path, str) and not path.startswith("/") and ".." not in PurePosixPath(path).parts
+    )
 
 
 # -- waiting -----------------------------------------------------------------------------------
@@ -530,12 +526,23 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _view(name: str, files: Sequence[str]) -> str:
-    listed = ", ".join(map(_literal, files))
-    return (
-        f"CREATE VIEW {_quoted(name)} AS "
-        f"SELECT * FROM read_parquet([{listed}], hive_partitioning = false)"
-    )
+def _view(name: str, source: str, columns: Iterable[str], bases: dict[str, int] | None) -> str:
+    shown = [_quoted(column) for column in columns if not column.startswith("_")]
+    if bases is None:
+        return f"CREATE VIEW {_quoted(name)} AS SELECT {', '.join(shown)} FROM {source}"
+    # The place in its range and what is before the range give the place among all.
+    values = ", ".join(f"({int(key)}, {int(base)})" for key, base in bases.items()) or "(0, 0)"
+    before = "lag(position) OVER (PARTITION BY {} ORDER BY position)"
+    return f"""
+        CREATE VIEW {_quoted(name)} AS
+        SELECT position, {", ".join(shown)},
+            CASE WHEN uuid IS NOT NULL THEN {before.format("uuid")} END AS previous_of_task,
+            {before.format("hostname")} AS previous_of_node
+        FROM (
+            SELECT base + _number AS position, {", ".join(shown)}
+            FROM {source} JOIN (VALUES {values}) AS bases(range, base) ON _range = range
+        )
+    """
 
 
 def _literal(text: str) -> str:

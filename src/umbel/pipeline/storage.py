@@ -1,76 +1,56 @@
-"""The tables, and the work files of increments. The log is read by `umbel.pipeline.log`.
+"""The tables: which files each of them has, and the file that makes them visible.
 
-    TABLES/<table>/v=<run>/part-*.parquet      a table, as one run made it
-    TABLES/_tables.json                        which of them are the tables; replaced last of all
-    TABLES/_work/manifest.json                 which summaries are alive, and of which segments
-    TABLES/_work/tiers/<batch>/                summaries of tasks, of one batch or of several
-    TABLES/_work/{events,fold}-<run>/          what tables are made of, while they are
+    TABLES/_tables.json                                  the files of all tables of one build
+    TABLES/<table>/r=<run>/part=<part>/part-*.parquet    written by one run
+    TABLES/_work/<table>/r=<run>/…                       of a table that only builds read
+    TABLES/_work/state-<run>.json                        what the next build goes on from
+    TABLES/_work/index-<run>.json                        the indexes of earlier runs
+    TABLES/_work/<name>-<run>/                           what tables are made of, while they are
 
-A run that is killed leaves folders that no manifest names: the next one removes them. The versions
-of a table before the last one are kept for two more runs, for those who are reading them.
+A table is kept in *parts*: those of a cell of time, of a range of the order, or of a day. A run
+writes the parts that it changes as new files and takes over all others. Nobody sees any of it
+before the index is replaced, which is the very last step. A run that is killed leaves files that no
+index names: the next one removes them. Files of the last builds stay for those who are still
+reading them (`RUNS_KEPT`).
 
-What Spark says that it wrote is compared with what the driver finds, before anything refers to it:
-executors that write to a disk of their own would otherwise leave empty tables behind.
+What Spark reports to have written is compared with what the driver finds, before anything refers to
+it: executors that write to a disk of their own would otherwise leave empty tables behind.
+
+Columns whose names begin with `_` serve the next build. Readers do not show them.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import secrets
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, Observation, SparkSession
-from pyspark.sql.functions import expr
+from pyspark.sql.functions import col, expr, lit
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
-from umbel.pipeline import schemas, task_fold
+from umbel.pipeline import schemas
 from umbel.pipeline.errors import HistoryError
-from umbel.pipeline.log import Coverage
 from umbel.pipeline.places import Place
 
-FORMAT: Final = 1
-MANIFEST_FORMAT: Final = 2
+FORMAT: Final = 2
 INDEX: Final = "_tables.json"
 WORK: Final = "_work"
-VERSIONS_KEPT: Final = 3  # the last one included
-TIERS_PER_LEVEL: Final = 8
-_VERSION: Final = re.compile(r"v=\d{8}T\d{12}-[0-9a-f]{4}")
-_LEFT: Final = ("checkpoint-", "events-", "fold-")
+RUNS_KEPT: Final = 3  # the last one included
+_RUN: Final = r"\d{8}T\d{12}-[0-9a-f]{4}"
+# What runs of this and of the older version (`v=`) write below a table.
+_WRITTEN: Final = re.compile(rf"[rv]=({_RUN})")
+_LEFT: Final = re.compile(rf"(?:[a-z_]+-{_RUN}|manifest\.json|tiers)")
+_KEPT: Final = re.compile(rf"(?:index|state)-({_RUN})\.json")
 
-
-def _count_rows(place: Place, path: str) -> int:
-    """The rows of a Parquet file, by its footer: a job of Spark takes longer."""
-    try:
-        with place.open(path) as file:
-            return int(pq.read_metadata(file).num_rows)
-    except (pa.ArrowException, OSError) as exc:
-        raise HistoryError(f"cannot read {place.shown}/{path}: {exc}") from exc
-
-
-def write(rows: DataFrame, place: Place, path: str) -> int:
-    """Write rows as Parquet files into a folder, durably; gives how many there are.
-
-    Raises `HistoryError` if the driver does not find all that the executors wrote.
-    """
-    counted = Observation()
-    made = rows.observe(counted, expr("count(1)").alias("rows"))
-    made.write.mode("overwrite").parquet(place.at(path))
-    place.flush(path)
-    names = (name for name in place.names(path) if name.endswith(".parquet"))
-    found, wrote = sum(_count_rows(place, f"{path}/{name}") for name in names), counted.get["rows"]
-    if found != wrote:
-        raise HistoryError(
-            f"Spark wrote {wrote:,} rows of {path}, and {found:,} are in {place.shown}: executors "
-            "and driver must see the same directory"
-        )
-    return found
-
-
-# -- the tables --------------------------------------------------------------------------------
+File = dict[str, Any]  # path, rows, part
 
 
 def new_run_id(now: datetime) -> str:
@@ -78,177 +58,217 @@ def new_run_id(now: datetime) -> str:
     return f"{now.astimezone(UTC):%Y%m%dT%H%M%S%f}-{secrets.token_hex(2)}"
 
 
+def read_index(tables: Place) -> dict[str, Any]:
+    """The index of the last build; empty if there is none, or an older version wrote it."""
+    index = tables.read_json(INDEX)
+    return index if isinstance(index, dict) and index.get("format") == FORMAT else {}
+
+
+def read_state(tables: Place, index: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the last build left for the next one; None if it left nothing."""
+    found = tables.read_json(f"{WORK}/state-{index['run']}.json") if index else None
+    return found if isinstance(found, dict) else None
+
+
+def published_few(tables: Place, index: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """The rows of a small table that an index names, if it does."""
+    found: list[dict[str, Any]] = []
+    for one in index.get("tables", {}).get(name, {}).get("files", ()):
+        with tables.open(one["path"]) as file:
+            found += pq.read_table(file).to_pylist()
+    return found
+
+
 def tighten_old(tables: Place) -> None:
     """Close to others what an older version left open; files that are not ours stay as they are."""
     for name in tables.names():
-        versions = (one for one in tables.names(name) if _VERSION.fullmatch(one))
-        if name in (INDEX, WORK) or next(versions, None) is not None:
+        written = (one for one in tables.names(name) if _WRITTEN.match(one))
+        if name in (INDEX, WORK) or next(written, None) is not None:
             tables.tighten(name)
+
+
+def clean(tables: Place) -> None:
+    """Remove what runs left behind that were killed, and what nobody reads any more."""
+    index = tables.read_json(INDEX) or {}
+    kept = set(index.get("kept", ()) if isinstance(index, dict) else ())
+    files = {one["path"] for run in kept for one in _files_of(tables, run)}
+    for name in tables.names(WORK):
+        told = _KEPT.fullmatch(name)
+        if told[1] not in kept if told else _LEFT.fullmatch(name):
+            tables.remove(f"{WORK}/{name}")
+    shown = [name for name in tables.names() if not name.startswith(("_", "."))]
+    for folder in (*shown, *(f"{WORK}/{name}" for name in tables.names(WORK))):
+        for written in tables.names(folder):
+            if _WRITTEN.match(written):
+                _clean_folder(tables, f"{folder}/{written}", files)
+
+
+def _files_of(tables: Place, run: str) -> Iterable[File]:
+    index = tables.read_json(f"{WORK}/index-{run}.json") or {}
+    for table in index.get("tables", {}).values():
+        yield from table["files"]
+
+
+def _clean_folder(tables: Place, folder: str, files: Collection[str]) -> None:
+    """Remove the files of a folder that are not among these, and the folder if none is."""
+    kept = {path for path in files if path.startswith(f"{folder}/")}
+    if not kept:
+        tables.remove(folder)
+        return
+    for part in tables.names(folder):
+        path = f"{folder}/{part}"
+        if not any(one == path or one.startswith(f"{path}/") for one in kept):
+            tables.remove(path)
 
 
 @dataclass(slots=True)
 class Publication:
-    """The tables of one run, seen by nobody until `commit`."""
+    """The tables of one run, seen by nobody until `commit`.
+
+    `before` is the index that it goes on from; empty for a run that makes everything anew.
+    """
 
     spark: SparkSession
     tables: Place
     run: str
+    before: Mapping[str, Any] = field(default_factory=dict)
     made: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # Tables are written by several threads at a time.
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
-    def publish(self, rows: DataFrame, name: str) -> DataFrame:
-        """Write one table; gives it as it was written."""
-        path = f"{name}/v={self.run}"
-        self.made[name] = {"path": path, "rows": write(rows, self.tables, path)}
-        return self.spark.read.schema(rows.schema).parquet(self.tables.at(path))
+    def files(self, name: str) -> list[File]:
+        """The files of a table, as far as this run has come."""
+        told = self.made.get(name) or self.before.get("tables", {}).get(name) or {"files": []}
+        return list(told["files"])
 
-    def publish_few(self, rows: list[dict[str, Any]], kinds: Mapping[str, str], name: str) -> None:
-        """Write one table of few rows, without Spark."""
-        path, sink = f"{name}/v={self.run}", pa.BufferOutputStream()
-        pq.write_table(pa.Table.from_pylist(rows, schemas.arrow_schema(kinds)), sink)
-        self.tables.write(f"{path}/part-0.parquet", sink.getvalue().to_pybytes())
-        self.made[name] = {"path": path, "rows": len(rows)}
+    def read(
+        self, name: str, schema: StructType, parts: Collection[int] | None = None
+    ) -> DataFrame:
+        """The rows of a table, or of some of its parts, as far as this run has come."""
+        files = self.files(name)
+        chosen = [one for one in files if parts is None or one["part"] in parts]
+        if not chosen:
+            nothing = (lit(None).cast(one.dataType).alias(one.name) for one in schema)
+            return self.spark.range(0).select(*nothing)
+        paths = [self.tables.at(one["path"]) for one in chosen]
+        return self.spark.read.schema(schema).parquet(*paths)
+
+    def replace(
+        self, name: str, rows: DataFrame, by: str = "", parts: Collection[int | None] | None = None
+    ) -> None:
+        """Write these rows in place of some parts of a table, or in place of the table.
+
+        `by` is the column that names the part of a row; without it they are one part, None.
+        """
+        folder = self._folder(name)
+        if by:
+            parted = rows.withColumn("part", col(by)).repartition("part")
+            new = self._write(parted, folder, "part")
+        else:
+            new = self._write(rows, folder)
+        others = [one for one in self.files(name) if parts is not None and one["part"] not in parts]
+        self._note(name, [*others, *new], rows.schema)
+
+    def replace_sorted(self, name: str, rows: DataFrame, by: str, parts: Collection[int]) -> None:
+        """As `replace`, of rows whose partitions are the parts, in an order that is kept."""
+        folder = self._folder(name)
+        new = self._write(rows.withColumn("part", col(by)), folder, "part")
+        others = [one for one in self.files(name) if one["part"] not in parts]
+        self._note(name, [*others, *new], rows.schema)
+
+    def replace_by_nothing(self, name: str, schema: StructType) -> None:
+        """Make it an empty table."""
+        self._note(name, [], schema)
+
+    def replace_few(self, name: str, rows: list[dict[str, Any]], kinds: Mapping[str, str]) -> None:
+        """Write a table of few rows, without Spark."""
+        table = pa.Table.from_pylist(rows, schemas.arrow_schema(kinds))
+        self.made[name] = {"rows": len(rows), "files": [self._write_small(name, table)]}
 
     def keep(self, rows: DataFrame, name: str) -> DataFrame:
         """Write what several tables are made of; gives it as it was written."""
         path = f"{WORK}/{name}-{self.run}"
-        write(rows, self.tables, path)
+        self._write(rows, path)
         return self.spark.read.schema(rows.schema).parquet(self.tables.at(path))
 
-    def published_few(self, name: str) -> list[dict[str, Any]]:
-        """The rows of a table of the last run that was committed, if it has one."""
-        return published_few(self.tables, self.tables.read_json(INDEX) or {}, name)
+    def rows_of(self, name: str) -> int:
+        """How many rows a table has, as far as this run has come."""
+        return sum(one["rows"] for one in self.files(name))
 
-    def commit(self) -> None:
+    def rows_by_part(self, name: str) -> dict[int, int]:
+        """How many rows each part of a table has."""
+        made: dict[int, int] = {}
+        for one in self.files(name):
+            if one["part"] is not None:
+                made[one["part"]] = made.get(one["part"], 0) + one["rows"]
+        return made
+
+    @property
+    def index(self) -> dict[str, Any]:
+        """All tables, as far as this run has come."""
+        tables = {**self.before.get("tables", {}), **self.made}
+        return {"format": FORMAT, "run": self.run, "tables": tables}
+
+    def commit(self, state: Mapping[str, Any]) -> None:
         """From now on these are the tables."""
-        index = self.tables.read_json(INDEX) or {}
-        kept = [self.run, *_runs_of(index)][:VERSIONS_KEPT]
-        self.tables.write_json(
-            INDEX, {"format": FORMAT, "run": self.run, "tables": self.made, "kept": kept}
-        )
+        runs = read_index(self.tables).get("kept", ())
+        index = {**self.index, "kept": [self.run, *runs][:RUNS_KEPT]}
+        self.tables.write_json(f"{WORK}/state-{self.run}.json", state)
+        self.tables.write_json(f"{WORK}/index-{self.run}.json", index)
+        self.tables.write_json(INDEX, index)
 
-    def clean(self) -> None:
-        """Remove what was kept, and versions that are old or were never committed."""
-        for name in self.tables.names(WORK):
-            if name.endswith(f"-{self.run}"):
-                self.tables.remove(f"{WORK}/{name}")
-        kept = set(_runs_of(self.tables.read_json(INDEX) or {}))
-        for name in self.tables.names():
-            if name.startswith(("_", ".")):
-                continue
-            for version in self.tables.names(name):
-                if _VERSION.fullmatch(version) and version.removeprefix("v=") not in kept:
-                    self.tables.remove(f"{name}/{version}")
+    def _folder(self, name: str) -> str:
+        """Where to write next to; a table of which the name begins with `_` is for builds only."""
+        table = f"{WORK}/{name[1:]}" if name.startswith("_") else name
+        return f"{table}/r={self.run}.{next(self._numbers)}"
 
+    def _note(self, name: str, files: list[File], schema: StructType) -> None:
+        full = [one for one in files if one["rows"]]
+        if not full and not name.startswith("_"):  # a file with the columns, for those who read
+            empty = [one for one in files if not one["rows"]]
+            full = empty[:1] or [self._write_small(name, to_arrow_schema(schema).empty_table())]
+        self.made[name] = {"rows": sum(one["rows"] for one in full), "files": full}
 
-def published_few(tables: Place, index: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    """The rows of a table that an index names, if it does."""
-    entry = index.get("tables", {}).get(name)
-    found: list[dict[str, Any]] = []
-    for one in tables.names(entry["path"]) if entry is not None else ():
-        if one.endswith(".parquet"):
-            with tables.open(f"{entry['path']}/{one}") as file:
-                found += pq.read_table(file).to_pylist()
-    return found
+    def _write_small(self, name: str, table: pa.Table) -> File:
+        """Write a file without Spark."""
+        path, sink = f"{self._folder(name)}/part-0.parquet", pa.BufferOutputStream()
+        pq.write_table(table, sink)
+        self.tables.write(path, sink.getvalue().to_pybytes())
+        return {"path": path, "rows": table.num_rows, "part": None}
 
+    def _write(self, rows: DataFrame, folder: str, by: str = "") -> list[File]:
+        """Write rows as Parquet files into a folder, durably; gives the files.
 
-def _runs_of(index: dict[str, Any]) -> list[str]:
-    return [run for run in index.get("kept", [index.get("run")]) if isinstance(run, str)]
-
-
-# -- summaries of increments -------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Tiers:
-    """The summaries that are alive: one for each batch of late, merged ones for what is older.
-
-    When a level has `per_level` summaries, they become one of the next level: each event is
-    written again a few times at most, and a reader has few folders to merge. `add` and `compact`
-    first write a folder and then the manifest; a folder that the manifest does not name is nothing.
-    """
-
-    place: Place
-    log: str
-    batch: int = -1
-    live: list[dict[str, Any]] = field(default_factory=list)
-    coverage: Coverage = field(default_factory=Coverage)  # the segments behind them
-    published: str = ""  # the run whose tables have all of it
-    per_level: int = TIERS_PER_LEVEL
-    # A Java process may outlive the killed one that started it, and still write into its folders.
-    token: str = field(default_factory=lambda: secrets.token_hex(3))
-
-    @classmethod
-    def open(cls, place: Place, log: Place, per_level: int = TIERS_PER_LEVEL) -> Self:
-        """What the manifest says; the beginning if there is none, or an older version wrote it."""
-        told = place.read_json(f"{WORK}/manifest.json") or {}
-        if told and told["log"] != log.url:
+        Raises `HistoryError` if the driver does not find all that the executors wrote.
+        """
+        counted = Observation()
+        made = rows.observe(counted, expr("count(1)").alias("rows")).write.mode("overwrite")
+        (made.partitionBy(by) if by else made).parquet(self.tables.at(folder))
+        self.tables.flush(folder)
+        found = self._found(folder, None)
+        if by:
+            for name in self.tables.names(folder):
+                value = name.partition("=")[2]
+                if value:
+                    part = None if value.startswith("__HIVE") else int(value)
+                    found += self._found(f"{folder}/{name}", part)
+        total, wrote = sum(one["rows"] for one in found), counted.get["rows"]
+        if total != wrote:
             raise HistoryError(
-                f"the tables in {place.shown} are made from the log {told['log']}, not from "
-                f"{log.shown}: take another directory, or build with --full"
+                f"Spark wrote {wrote:,} rows of {folder}, and {total:,} are in "
+                f"{self.tables.shown}: executors and driver must see the same directory"
             )
-        if told.get("format") != MANIFEST_FORMAT:
-            return cls(place, log.url, per_level=per_level)
-        return cls(
-            place, log.url, told["batch"], told["live"], Coverage(**told["coverage"]),
-            told["published"], per_level,
-        )  # fmt: skip
+        return found
 
-    def summary(self, spark: SparkSession) -> DataFrame:
-        """One summary of all that are alive."""
-        return task_fold.merge(self._read(spark, [one["path"] for one in self.live]))
+    def _found(self, folder: str, part: int | None) -> list[File]:
+        names = (name for name in self.tables.names(folder) if name.endswith(".parquet"))
+        paths = (f"{folder}/{name}" for name in names if not name.startswith((".", "_")))
+        return [{"path": path, "rows": self._count(path), "part": part} for path in paths]
 
-    def add(self, summary: DataFrame, coverage: Coverage) -> None:
-        """Keep the summary of one more batch, after which these segments are covered."""
-        path = f"{WORK}/tiers/{self.batch + 1:09}-{self.token}"
-        self._write(summary, path)
-        self.batch += 1
-        self.live.append({"path": path, "level": 0})
-        self.coverage = coverage
-        self.save()
-
-    def compact(self, spark: SparkSession) -> bool:
-        """Merge the summaries of a level that is full; whether there was one."""
-        for level in sorted({one["level"] for one in self.live}):
-            full = [one for one in self.live if one["level"] == level]
-            if len(full) < self.per_level:
-                continue
-            path = f"{WORK}/tiers/{self.batch:09}-{self.token}+{level + 1}"
-            self._write(task_fold.merge(self._read(spark, [one["path"] for one in full])), path)
-            rest = [one for one in self.live if one["level"] != level]
-            self.live = [*rest, {"path": path, "level": level + 1}]
-            self.save()
-            for one in full:
-                self.place.remove(one["path"])
-            return True
-        return False
-
-    def save(self) -> None:
-        """Write the manifest."""
-        told = {"format": MANIFEST_FORMAT, "log": self.log, "batch": self.batch, "live": self.live}
-        told |= {"coverage": asdict(self.coverage), "published": self.published}
-        self.place.write_json(f"{WORK}/manifest.json", told)
-
-    def clean(self) -> None:
-        """Remove what no manifest names."""
-        alive = {one["path"].rpartition("/")[2] for one in self.live}
-        for name in self.place.names(f"{WORK}/tiers"):
-            if name not in alive:
-                self.place.remove(f"{WORK}/tiers/{name}")
-        for name in self.place.names(WORK):
-            if name.startswith(_LEFT):
-                self.place.remove(f"{WORK}/{name}")
-
-    def _write(self, summary: DataFrame, path: str) -> None:
-        write(summary, self.place, path)
-
-    def _read(self, spark: SparkSession, paths: list[str]) -> DataFrame:
-        reader = spark.read.schema(task_fold.SUMMARY)
-        return reader.parquet(*map(self.place.at, paths))
-
-
-def forget_increments(place: Place) -> None:
-    """Remove all work files: the next increment begins at the beginning."""
-    place.remove(f"{WORK}/manifest.json")
-    for name in place.names(WORK):
-        if name == "tiers" or name.startswith(_LEFT):
-            place.remove(f"{WORK}/{name}")
+    def _count(self, path: str) -> int:
+        """The rows of a Parquet file, by its footer: a job of Spark takes longer."""
+        try:
+            with self.tables.open(path) as file:
+                return int(pq.read_metadata(file).num_rows)
+        except (pa.ArrowException, OSError) as exc:
+            raise HistoryError(f"cannot read {self.tables.shown}/{path}: {exc}") from exc

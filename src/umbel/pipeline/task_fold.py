@@ -5,11 +5,10 @@ as a struct that begins with its place in the order (clock, timestamp, origin, t
 compare field by field, so `max` finds the last event and brings along what it said:
 
     summarise(events)   groupBy uuid, max of each class's struct
-    merge(summaries)    groupBy uuid, max of each column: the same operation again
     tasks(summary)      the rules of the tables, one projection
 
-`merge` is associative, commutative and idempotent. So it does not matter how events are cut into
-parts, in which order they come, or how often.
+`max` is associative, commutative and idempotent. So it does not matter in which order events come,
+or how often.
 
 Each struct has the fields of its class and no others: what is not there need not be shuffled. The
 type is there for custom events only, the other classes have one type each. `present` tells a field
@@ -27,9 +26,8 @@ from typing import Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql.functions import expr
-from pyspark.sql.types import StringType, StructField, StructType
 
-from umbel.cluster.event_rows import COLUMNS, PRESENT_BIT
+from umbel.cluster.event_rows import PRESENT_BIT
 from umbel.cluster.task_states import (
     CLASS_FIELDS,
     CLASS_STATE,
@@ -42,13 +40,6 @@ from umbel.cluster.task_states import (
     TASK_FIELDS,
     TIMED_BY_ANY,
 )
-from umbel.pipeline.schemas import schema
-
-
-def _struct(fields: tuple[str, ...]) -> StructType:
-    kinds = {**COLUMNS, "order_clock": "whole", "origin": "text"}
-    return schema({field: kinds[field] for field in fields})
-
 
 _TYPE: Final = {name: kind for kind, name in EVENT_CLASS.items()}
 # What an event of a class is kept as; the order of events comes first.
@@ -68,13 +59,6 @@ EVENT_COLUMNS: Final = tuple(
         ["uuid", "class", *(field for fields in SUMMARY_FIELDS.values() for field in fields)]
     )
 )
-# The columns of a summary.
-SUMMARY: Final = StructType(
-    [
-        StructField("uuid", StringType()),
-        *(StructField(name, _struct(fields)) for name, fields in SUMMARY_FIELDS.items()),
-    ]
-)
 
 
 def summarise(events: DataFrame) -> DataFrame:
@@ -84,11 +68,6 @@ def summarise(events: DataFrame) -> DataFrame:
         for name, fields in SUMMARY_FIELDS.items()
     )
     return events.where("class IS NOT NULL").groupBy("uuid").agg(*kept)
-
-
-def merge(summaries: DataFrame) -> DataFrame:
-    """One summary of several that are one below the other."""
-    return summaries.groupBy("uuid").agg(*(expr(f"max({name})").alias(name) for name in CLASSES))
 
 
 def tasks(summary: DataFrame) -> DataFrame:

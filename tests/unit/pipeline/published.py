@@ -88,13 +88,14 @@ def publish(
     index: dict[str, Any] = {}
     for name, columns in SCHEMAS.items():
         rows = list(tables.get(name, ()))
-        path = f"{name}/v={run}"
+        path = f"{name}/r={run}"
         (directory / path).mkdir(parents=True, exist_ok=True)
         table = pa.Table.from_pylist(rows, schema=pa.schema(list(columns.items())))
         pq.write_table(table, directory / path / "part-00000.parquet", compression="zstd")
         (directory / path / "_SUCCESS").touch()
-        index[name] = {"path": path, "rows": len(rows)}
-    text = json.dumps({"format": 1, "run": run, "tables": index})
+        file = {"path": f"{path}/part-00000.parquet", "rows": len(rows), "part": None}
+        index[name] = {"rows": len(rows), "files": [file]}
+    text = json.dumps({"format": 2, "run": run, "tables": index})
     (directory / "_tables.json").write_text(text)
     return directory
 

@@ -41,21 +41,33 @@ def test_paths_are_given_to_spark_under_the_scheme_of_the_place(place: Place) ->
     assert place.at("tasks").endswith("/tables/tasks")
 
 
-def test_the_summaries_that_are_alive_are_known_again(place: Place, tmp_path: Path) -> None:
-    from umbel.pipeline.storage import Tiers
+def test_what_killed_and_old_runs_left_is_removed_and_what_is_read_stays(place: Place) -> None:
+    from umbel.pipeline.storage import clean
 
-    log = Place(str(tmp_path / "log"))
-    tiers = Tiers.open(place, log)
-    tiers.batch, tiers.live = 7, [{"path": "_work/tiers/a", "level": 0}]
-    tiers.save()
-    place.write_json("_work/checkpoint-of-an-older-version/offsets", {})
+    one, two = "20260101T000000000000-abcd", "20260102T000000000000-abcd"
+    index = {"tables": {"tasks": {"files": [{"path": f"tasks/r={one}.1/part=5/a.parquet"}]}}}
+    place.write_json("_tables.json", {"format": 2, "run": one, "kept": [one], **index})
+    place.write_json(f"_work/index-{one}.json", index)
+    place.write_json(f"_work/state-{one}.json", {})
+    place.write_json(f"_work/state-{two}.json", {})
+    place.write_json(f"_work/events-{two}/part-0", {})
+    place.write_json("_work/manifest.json", {})  # of the version before
     place.write_json("_work/tiers/a/part", {})
-    place.write_json("_work/tiers/left-behind/part", {})
-    again = Tiers.open(place, log)
-    again.clean()
-    assert (again.batch, again.live) == (7, tiers.live)
-    assert place.names("_work/tiers") == ["a"]
-    assert place.names("_work") == ["manifest.json", "tiers"]
+    place.write_json(f"tasks/v={one}/part-0.parquet", {})
+    place.write_json(f"tasks/r={one}.1/part=5/a.parquet", {})
+    place.write_json(f"tasks/r={one}.1/part=6/a.parquet", {})
+    place.write_json(f"tasks/r={two}.1/part=5/a.parquet", {})
+    place.write_json(f"_work/facts/r={two}.1/part=5/a.parquet", {})
+    place.write_json("notes/mine.txt", {})
+    clean(place)
+    assert place.names("_work") == sorted(
+        name
+        for name in ("facts", f"index-{one}.json", f"state-{one}.json")
+        if place.is_local or name != "facts"  # an object store has no empty folders
+    )
+    assert place.names("tasks") == [f"r={one}.1"]
+    assert place.names(f"tasks/r={one}.1") == ["part=5"]
+    assert place.names("notes") == ["mine.txt"]
 
 
 def test_a_damaged_file_and_an_unknown_store_are_one_line(tmp_path: Path) -> None:

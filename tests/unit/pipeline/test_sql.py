@@ -192,8 +192,8 @@ def test_a_damaged_table_does_not_keep_others_from_being_asked(
     world: World, tmp_path: Path
 ) -> None:
     world.publish(tmp_path)
-    (tmp_path / "tasks/v=r1/part-00000.parquet").write_bytes(b"rubbish")
+    (tmp_path / "tasks/r=r1/part-00000.parquet").write_bytes(b"rubbish")
     with Tables(tmp_path) as tables:
         assert list(tables.sql("SELECT count(*) FROM gaps").rows) == [(2,)]
-        with pytest.raises(HistoryError, match="table tasks can not be read"):
+        with pytest.raises(HistoryError, match="table tasks cannot be read"):
             tables.sql("SELECT * FROM gaps, tasks")

@@ -1,17 +1,15 @@
-"""The tables: one module each, one pure function DataFrame -> DataFrame, its columns as code.
+"""The tables: one module each, pure functions DataFrame -> DataFrame, its columns as code.
 
-A module has `SCHEMA`, the columns as SQL, and its text tells what is in each of them. Reads and
+A module has `SCHEMA`, the columns as SQL, and its docstring says what is in each of them. Reads and
 writes are elsewhere (`umbel.pipeline.storage`). Everything that comes from outside may be missing
 or wrong; a table then has nulls, and no job fails.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from umbel.pipeline.tables import (
     attempts,
@@ -21,50 +19,17 @@ from umbel.pipeline.tables import (
     lineage,
     rates,
     revocations,
+    sequences,
+    tasks,
     timeline,
     workers,
 )
+from umbel.pipeline.tables.shapes import fields
 
+__all__ = ["HIDDEN", "SCHEMAS", "stored"]
 
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """What tables are made of: prepared events, each of them once, and the table `tasks`."""
-
-    spark: SparkSession
-    events: DataFrame
-    tasks: DataFrame
-    log_ends: float  # Unix seconds, see `umbel.pipeline.watermarks`
-
-
-def _attempts(inputs: Inputs) -> DataFrame:
-    births = workers.births(inputs.events)
-    facts = workers.life_facts(inputs.events, births)
-    lived = workers.with_lives(inputs.events, births)
-    return attempts.attempts(lived, workers.statuses(facts, inputs.log_ends))
-
-
-def _workers(inputs: Inputs) -> DataFrame:
-    births = workers.births(inputs.events)
-    return workers.workers(
-        workers.life_facts(inputs.events, births),
-        workers.drifts(inputs.events, births),
-        workers.missing_numbers(inputs.events),
-        inputs.log_ends,
-    )
-
-
-TABLES: Final[dict[str, Callable[[Inputs], DataFrame]]] = {
-    "timeline": lambda inputs: timeline.timeline(inputs.events),
-    "attempts": _attempts,
-    "workers": _workers,
-    "elections": lambda inputs: elections.elections(inputs.events, inputs.log_ends),
-    "revocations": lambda inputs: revocations.revocations(inputs.events),
-    "clock_audit": lambda inputs: clock_audit.clock_audit(inputs.events),
-    "rates": lambda inputs: rates.rates(inputs.events),
-    "lineage": lambda inputs: lineage.lineage(inputs.tasks, inputs.events),
-    "gaps": lambda inputs: gaps.gaps(inputs.events),
-}
-# The columns of each table, as SQL.
+# The columns of each table, as SQL. Those of `tasks` are in `tables.tasks`, those of `runs` in
+# `umbel.pipeline.build`.
 SCHEMAS: Final[dict[str, str]] = {
     "timeline": timeline.SCHEMA,
     "attempts": attempts.SCHEMA,
@@ -72,7 +37,35 @@ SCHEMAS: Final[dict[str, str]] = {
     "elections": elections.SCHEMA,
     "revocations": revocations.SCHEMA,
     "clock_audit": clock_audit.SCHEMA,
-    "rates": rates.SCHEMA,
+    **{name: rates.schema(name) for name in rates.PERIODS},
     "lineage": lineage.SCHEMA,
     "gaps": gaps.SCHEMA,
 }
+# What files have on top of that, for the next build.
+_BESIDE: Final = {
+    "attempts": "_ran_anew BOOLEAN, _cell BIGINT",
+    "elections": f"{elections.HIDDEN}, _cell BIGINT",
+    "revocations": f"{revocations.HIDDEN}, _cell BIGINT",
+    "clock_audit": "_cell BIGINT",
+    **dict.fromkeys(rates.PERIODS, "_cell BIGINT"),
+    "lineage": "_cell BIGINT",
+}
+# Tables that only the next build reads.
+HIDDEN: Final = {
+    "_drifts": workers.DRIFTS,
+    "_unclocked": clock_audit.UNCLOCKED,
+    "_blocks": sequences.SCHEMA,
+    "_facts": workers.FACTS,
+}
+
+
+def stored(name: str) -> StructType:
+    """The columns of the files of a table."""
+    if name == "tasks":
+        return StructType([*tasks.SCHEMA, *fields("_cells ARRAY<BIGINT>, _cell BIGINT")])
+    if name == "timeline":
+        return fields(timeline.STORED)
+    if name in HIDDEN:
+        return fields(HIDDEN[name])
+    beside = _BESIDE.get(name)
+    return fields(f"{SCHEMAS[name]}, {beside}" if beside else SCHEMAS[name])

@@ -12,10 +12,14 @@ no worker knows (`NotRegistered`) was never begun.
 | ------------- | --------------------------------------------------------------------------- |
 | uuid          | the task                                                                    |
 | attempt       | 1 for its first execution, in the order of events                           |
-| name          | the task's name                                                             |
+| name          | the task's name, as in `tasks`                                              |
 | worker        | the node that ran it                                                        |
 | incarnation   | the life of the node, as in `workers`                                       |
 | received      | when the node had it, before this execution, Unix seconds                   |
+| waited        | seconds from when this attempt was due to its start. It was due when it was |
+|               | sent (or received, where nobody saw it sent), or at its eta if that is      |
+|               | later; 0 if it was started before its eta. Null where that is not known, or |
+|               | it was started before it was sent, by the clocks of their hosts             |
 | started       | when its code began; null when that event is missing                        |
 | ended         | when it ended; null when that event is missing, or it runs                  |
 | outcome       | SUCCESS, FAILURE, RETRY, REVOKED, REJECTED, CANCELLED; without an end       |
@@ -34,6 +38,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from umbel.pipeline.tables.due import waited
 from umbel.pipeline.tables.shapes import check
 
 if TYPE_CHECKING:
@@ -41,8 +46,8 @@ if TYPE_CHECKING:
 
 SCHEMA: Final = """
     uuid STRING, attempt BIGINT, name STRING, worker STRING, incarnation BIGINT, received DOUBLE,
-    started DOUBLE, ended DOUBLE, outcome STRING, runtime DOUBLE, reason STRING, exception STRING,
-    missing STRING, started_clock BIGINT, ended_clock BIGINT
+    waited DOUBLE, started DOUBLE, ended DOUBLE, outcome STRING, runtime DOUBLE, reason STRING,
+    exception STRING, missing STRING, started_clock BIGINT, ended_clock BIGINT
 """
 # What each type of event is to an execution; another end in the same place says the same again.
 STEPS: Final = {
@@ -59,33 +64,32 @@ STEPS: Final = {
 _STEPS: Final = " ".join(f"WHEN '{kind}' THEN '{step}'" for kind, step in STEPS.items())
 _PLACE: Final = "order_clock, timestamp, origin, type, tie"
 _HERE: Final = f"OVER (PARTITION BY uuid, hostname ORDER BY {_PLACE})"
-_BEFORE: Final = (
-    f"OVER (PARTITION BY uuid, hostname ORDER BY {_PLACE} "
-    "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
-)
+_SO_FAR: Final = "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"
+_BEFORE: Final = f"OVER (PARTITION BY uuid, hostname ORDER BY {_PLACE} {_SO_FAR})"
+# Clocks of clients that are not in step are no order: these go by time.
+_BY_TIME: Final = f"ORDER BY timestamp, order_clock, type, tie {_SO_FAR}"
+_IS_OPEN: Final = "(ended IS NULL AND ended_clock IS NULL)"
+_IS_LOST: Final = "(_ran_anew OR coalesce(status IN ('lost', 'offline'), false))"
 
 
-_IS_LOST: Final = "(ran_anew OR coalesce(status IN ('lost', 'offline'), false))"
+def attempts(events: DataFrame, names: DataFrame) -> DataFrame:
+    """One row for each execution, of all events of some tasks; what has not ended is not judged.
 
-
-def attempts(events: DataFrame, statuses: DataFrame) -> DataFrame:
-    """One row for each execution.
-
-    The events have their `life` (`workers.with_lives`), the statuses are those of
-    `workers.statuses`.
+    The events have their `life` (`workers.with_lives`); `names` are those of `tasks` (uuid, name).
     """
     made = events.sparkSession.sql(
         f"""
-        SELECT uuid, CAST(attempt AS BIGINT) AS attempt, name, placed.hostname AS worker,
-            life AS incarnation, coalesce(s.had, e.had) AS received, s.timestamp AS started,
-            e.timestamp AS ended,
+        SELECT placed.uuid, CAST(attempt AS BIGINT) AS attempt, name, hostname AS worker,
+            life AS incarnation, coalesce(s.had.timestamp, e.had.timestamp) AS received,
+            {waited("s.timestamp", "s.queued", "s.had.eta")} AS waited,
+            s.timestamp AS started, e.timestamp AS ended,
             CASE e.type WHEN 'task-succeeded' THEN 'SUCCESS' WHEN 'task-failed' THEN 'FAILURE'
                 WHEN 'task-retried' THEN 'RETRY' WHEN 'task-revoked' THEN 'REVOKED'
                 WHEN 'task-rejected' THEN 'REJECTED' WHEN 'task-cancelled' THEN 'CANCELLED'
-                ELSE IF({_IS_LOST}, 'LOST', 'RUNNING') END AS outcome,
+                END AS outcome,
             coalesce(e.runtime, IF(e.timestamp >= s.timestamp, e.timestamp - s.timestamp, NULL))
                 AS runtime,
-            CASE e.type WHEN 'task-succeeded' THEN NULL WHEN 'task-retried' THEN 'retry'
+            CASE e.type WHEN 'task-retried' THEN 'retry'
                 WHEN 'task-failed' THEN CASE
                     WHEN e.exception LIKE '%WorkerLost%' THEN 'worker lost'
                     WHEN e.exception LIKE '%TimeLimitExceeded%' THEN 'time limit'
@@ -93,48 +97,77 @@ def attempts(events: DataFrame, statuses: DataFrame) -> DataFrame:
                 WHEN 'task-revoked' THEN CASE WHEN e.expired THEN 'expired'
                     WHEN e.terminated THEN 'terminated' ELSE 'revoked' END
                 WHEN 'task-rejected' THEN IF(coalesce(e.requeue, false), 'requeued', 'rejected')
-                WHEN 'task-cancelled' THEN 'cancelled'
-                ELSE CASE WHEN status IN ('lost', 'offline') THEN concat('worker ', status)
-                    WHEN ran_anew THEN 'event lost' END END AS reason,
-            e.exception AS exception,
-            CASE WHEN s IS NULL THEN 'start' WHEN e IS NULL AND {_IS_LOST} THEN 'end' END
-                AS missing,
-            s.order_clock AS started_clock, e.order_clock AS ended_clock
-        FROM {{placed}} AS placed LEFT JOIN {{lives}} AS lives
-            ON placed.hostname = lives.hostname AND placed.life <=> lives.incarnation
+                WHEN 'task-cancelled' THEN 'cancelled' END AS reason,
+            e.exception AS exception, IF(s IS NULL, 'start', NULL) AS missing,
+            s.order_clock AS started_clock, e.order_clock AS ended_clock, ran_anew AS _ran_anew
+        FROM {{placed}} AS placed LEFT JOIN {{names}} AS names ON placed.uuid = names.uuid
         """,  # noqa: S608 - our own names
         placed=executions(events),
-        lives=statuses,
+        names=names,
     )
-    return check(made, SCHEMA)
+    check(made.drop("_ran_anew"), SCHEMA)
+    return made
+
+
+def judged(attempts: DataFrame, statuses: DataFrame) -> DataFrame:
+    """The executions, those that have not ended judged by `workers.statuses`; same columns."""
+    columns = (
+        {
+            "outcome": f"IF({_IS_OPEN}, IF({_IS_LOST}, 'LOST', 'RUNNING'), outcome)",
+            "reason": f"IF({_IS_OPEN}, CASE WHEN status IN ('lost', 'offline') "
+            "THEN concat('worker ', status) WHEN _ran_anew THEN 'event lost' END, reason)",
+            "missing": f"IF({_IS_OPEN}, IF({_IS_LOST}, 'end', NULL), missing)",
+        }.get(name, f"attempts.{name}")
+        for name in attempts.columns
+    )
+    chosen = ", ".join(
+        f"{text} AS {name}" for text, name in zip(columns, attempts.columns, strict=True)
+    )
+    return attempts.sparkSession.sql(
+        f"""
+        SELECT {chosen} FROM {{attempts}} AS attempts LEFT JOIN {{statuses}} AS lives
+            ON {_IS_OPEN} AND worker = lives.hostname
+                AND attempts.incarnation <=> lives.incarnation
+        """,  # noqa: S608 - our own names
+        attempts=attempts,
+        statuses=statuses,
+    )
 
 
 def executions(events: DataFrame) -> DataFrame:
     """Executions with their start `s` and their end `e`, of which one may be null.
 
-    The events have their `life` (`workers.with_lives`).
+    The events have their `life` (`workers.with_lives`). Of a start, `queued` is when its attempt
+    was sent, or received; and `had` is the receipt before it.
     """
     return events.sparkSession.sql(
         f"""
-        WITH told AS (
-            SELECT uuid, hostname, life, order_clock, timestamp, origin, type, tie,
-                runtime, exception, terminated, expired, requeue,
-                CASE type {_STEPS} END AS step,
-                max(name) OVER (PARTITION BY uuid) AS task_name
+        WITH sendings AS (
+            -- Of a receipt: when this attempt was sent. Starts and ends have no number of retries.
+            SELECT uuid, hostname, life, order_clock, timestamp, origin, type, tie, class, eta,
+                runtime, exception, terminated, expired, requeue, CASE type {_STEPS} END AS step,
+                last(IF(class = 'sent', timestamp, NULL), true) OVER (
+                    PARTITION BY uuid, coalesce(retries, 0L) {_BY_TIME}) AS sent,
+                last(IF(class = 'sent', timestamp, NULL), true) OVER (
+                    PARTITION BY uuid {_BY_TIME}) AS last_sent,
+                last(IF(class = 'retried', timestamp, NULL), true) OVER (
+                    PARTITION BY uuid {_BY_TIME}) AS last_retried
             FROM {{events}} WHERE class IS NOT NULL
         ), steps AS (
             SELECT *, lag(step) {_HERE} AS prior,
-                last(IF(step = 'receipt', timestamp, NULL), true) {_BEFORE} AS had
-            FROM told WHERE step != 'name'
+                last(IF(step = 'receipt', struct(timestamp, coalesce(sent, timestamp) AS queued,
+                    eta), NULL), true) {_BEFORE} AS had
+            FROM sendings WHERE step != 'name'
         ), numbered AS (
-            SELECT *, count_if(
-                step = 'start'
-                OR (step LIKE '%end' AND NOT coalesce(prior IN ('start', 'end'), false))
-            ) {_BEFORE} AS number
+            SELECT *, coalesce(had.queued, IF(last_retried IS NULL, last_sent, NULL)) AS queued,
+                count_if(
+                    step = 'start'
+                    OR (step LIKE '%end' AND NOT coalesce(prior IN ('start', 'end'), false))
+                ) {_BEFORE} AS number
             FROM steps
         ), executions AS (
-            SELECT uuid, hostname, number, max(task_name) AS name,
-                min(IF(step = 'start', struct({_PLACE}, life, had), NULL)) AS s,
+            SELECT uuid, hostname, number,
+                min(IF(step = 'start', struct({_PLACE}, life, had, queued), NULL)) AS s,
                 min(IF(step LIKE '%end', struct({_PLACE}, life, had, runtime, exception,
                     terminated, expired, requeue), NULL)) AS e
             FROM numbered WHERE step != 'receipt'

@@ -9,7 +9,7 @@
 | effect before cause | a clock is not greater than that of what must come before: of receipt   |
 |                     | than of sending the same attempt (by a client in step), of the start    |
 |                     | than of receipt, of the end than of the start, of a child's event than  |
-|                     | of its parent's start                                                   |
+|                     | of the start of its parent, in the same family                          |
 
 Only clocks are compared, never times. `went back` and `jump` need numbered events, which Celery's
 workers do not send; a sending, a start, a retry and a candidacy have a clock that was set aside for
@@ -32,9 +32,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from umbel.cluster.clock import JUMP_MAX
-from umbel.pipeline.tables.neighbours import neighbours
-from umbel.pipeline.tables.shapes import check
+from umbel.pipeline.tables.sequences import wrong_pairs
+from umbel.pipeline.tables.shapes import check, fields
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -44,48 +43,61 @@ SCHEMA: Final = """
     timestamp DOUBLE, other_hostname STRING, other_type STRING, other_clock BIGINT,
     other_timestamp DOUBLE, count BIGINT
 """
-# Their clocks are set aside before they are numbered, or put behind all others on purpose.
-SET_ASIDE: Final = ("task-sent", "task-started", "task-retried", "worker-elect")
 _EVENT: Final = "struct(order_clock, timestamp, type, hostname, incarnation)"
+UNCLOCKED: Final = """
+    _cell BIGINT, hostname STRING, incarnation BIGINT, type STRING,
+    first STRUCT<timestamp: DOUBLE, uuid: STRING>, count BIGINT
+"""
 _ENDS: Final = "('succeeded', 'failed', 'retried', 'revoked', 'rejected')"
 
 
-def clock_audit(events: DataFrame) -> DataFrame:
-    """One row for each finding."""
-    found = _in_sequence(events).union(_missing(events))
-    return check(found.union(_in_a_task(events)).union(_children(events)), SCHEMA)
+def of_senders(blocks: DataFrame, unclocked: DataFrame) -> DataFrame:
+    """Findings about what each sender numbered, and about events without a clock.
 
-
-def _in_sequence(events: DataFrame) -> DataFrame:
-    aside = ", ".join(f"'{kind}'" for kind in SET_ASIDE)
-    told = events.where(f"clock IS NOT NULL AND type NOT IN ({aside})")
-    return events.sparkSession.sql(
-        f"""
+    Of all blocks of numbers (`sequences.blocks`) and of `unclocked` events.
+    """
+    in_sequence = blocks.sparkSession.sql(
+        """
         SELECT hostname, incarnation,
             IF(after.clock < before.clock, 'went back', 'jump') AS kind, after.uuid, after.type,
             after.clock, after.timestamp, hostname AS other_hostname, before.type AS other_type,
             before.clock AS other_clock, before.timestamp AS other_timestamp, 1L AS count
-        FROM {{pairs}}
-        WHERE after.clock < before.clock OR after.clock - before.clock > {JUMP_MAX}L
-        """,  # noqa: S608 - our own names
-        pairs=neighbours(told, "clock, timestamp, type, uuid"),
+        FROM {pairs}
+        """,
+        pairs=wrong_pairs(blocks),
     )
-
-
-def _missing(events: DataFrame) -> DataFrame:
-    return events.sparkSession.sql(
+    missing = blocks.sparkSession.sql(
         """
-        SELECT hostname, incarnation, 'missing' AS kind, first.uuid, type, CAST(NULL AS BIGINT),
-            first.timestamp, CAST(NULL AS STRING), CAST(NULL AS STRING), CAST(NULL AS BIGINT),
-            CAST(NULL AS DOUBLE), count
-        FROM (
-            SELECT hostname, incarnation, type, min(struct(timestamp, uuid)) AS first,
-                count(1) AS count
-            FROM {events} WHERE clock IS NULL GROUP BY hostname, incarnation, type
-        )
+        SELECT hostname, incarnation, 'missing' AS kind, min(first).uuid AS uuid, type,
+            CAST(NULL AS BIGINT), min(first).timestamp, CAST(NULL AS STRING), CAST(NULL AS STRING),
+            CAST(NULL AS BIGINT), CAST(NULL AS DOUBLE), sum(count) AS count
+        FROM {unclocked} GROUP BY hostname, incarnation, type
+        """,
+        unclocked=unclocked,
+    )
+    return check(in_sequence.union(missing), SCHEMA)
+
+
+def of_tasks(events: DataFrame, roots: DataFrame) -> DataFrame:
+    """Findings about events of tasks, of all events of whole families.
+
+    `roots` has the family of each task (uuid, root).
+    """
+    found = _in_a_task(events).union(_children(events, roots))
+    return check(found.toDF(*fields(SCHEMA).names), SCHEMA)
+
+
+def unclocked(events: DataFrame) -> DataFrame:
+    """Events without a clock, by cell, sender and type (`UNCLOCKED`)."""
+    made = events.sparkSession.sql(
+        """
+        SELECT _cell, hostname, incarnation, type, min(struct(timestamp, uuid)) AS first,
+            count(1) AS count
+        FROM {events} WHERE clock IS NULL GROUP BY _cell, hostname, incarnation, type
         """,
         events=events,
     )
+    return check(made, UNCLOCKED)
 
 
 def _sendings(events: DataFrame) -> DataFrame:
@@ -153,7 +165,7 @@ def _in_a_task(events: DataFrame) -> DataFrame:
     )
 
 
-def _children(events: DataFrame) -> DataFrame:
+def _children(events: DataFrame, roots: DataFrame) -> DataFrame:
     """What a task sends comes after its first start."""
     return events.sparkSession.sql(
         f"""
@@ -163,12 +175,18 @@ def _children(events: DataFrame) -> DataFrame:
         ), starts AS (
             SELECT uuid, min({_EVENT}) AS started
             FROM {{events}} WHERE class = 'started' AND order_clock > 0 GROUP BY uuid
+        ), pairs AS (
+            SELECT first_of.uuid, event, first_of.parent_id, started
+            FROM first_of JOIN starts ON first_of.parent_id = starts.uuid
+            WHERE parent_id != first_of.uuid AND event.order_clock <= started.order_clock
         )
-        SELECT event.hostname, event.incarnation, 'effect before cause' AS kind, first_of.uuid,
+        SELECT event.hostname, event.incarnation, 'effect before cause' AS kind, pairs.uuid,
             event.type, event.order_clock, event.timestamp, started.hostname, started.type,
             started.order_clock, started.timestamp, 1L AS count
-        FROM first_of JOIN starts ON first_of.parent_id = starts.uuid
-        WHERE first_of.parent_id != first_of.uuid AND event.order_clock <= started.order_clock
+        FROM pairs JOIN {{roots}} AS own ON pairs.uuid = own.uuid
+        JOIN {{roots}} AS parents ON pairs.parent_id = parents.uuid
+        WHERE own.root = parents.root
         """,  # noqa: S608 - our own names
         events=events,
+        roots=roots,
     )

@@ -55,8 +55,17 @@ SCHEMA: Final = """
 """
 
 
-def elections(events: DataFrame, log_ends: float) -> DataFrame:
-    """One row for each election."""
+# Beside the columns: what `judged` goes by, the task's id, and the cells of the election's events.
+HIDDEN: Final = """
+    _asked DOUBLE, _heard DOUBLE, _dropped BOOLEAN, _task STRING, _cells ARRAY<BIGINT>
+"""
+
+
+def elections(events: DataFrame) -> DataFrame:
+    """One row for each election, without a verdict where nothing was done; `HIDDEN` columns too.
+
+    Of all events of these elections and of their tasks.
+    """
     spark = events.sparkSession
     held = spark.sql(
         """
@@ -71,7 +80,8 @@ def elections(events: DataFrame, log_ends: float) -> DataFrame:
             max(received) FILTER (WHERE type = 'worker-elected') AS told,
             -- Celery's signatures have an id of their own, which its workers keep
             max(IF(type = 'worker-elect', get_json_object(raw, '$.action.options.task_id'), NULL))
-                AS task_id
+                AS task_id,
+            array_sort(collect_set(_cell)) AS cells
         FROM {events}
         WHERE type IN ('worker-elect', 'worker-elect-ack', 'worker-elected') AND id IS NOT NULL
         GROUP BY id
@@ -102,11 +112,6 @@ def elections(events: DataFrame, log_ends: float) -> DataFrame:
             SELECT held.*, IF(topic = 'task', coalesce(ran.executions, 0L), NULL) AS executions,
                 coalesce(dropped, false) AS dropped, greatest(told, heard) AS sent
             FROM {{held}} AS held LEFT JOIN {{ran}} AS ran ON held.id = ran.election
-        ), judged AS (
-            SELECT *, CASE WHEN dropped THEN false
-                WHEN sent IS NULL THEN {log_ends!r}D - asked <= {OPEN_S}D
-                ELSE {log_ends!r}D - sent <= {TASK_OPEN_S}D END AS is_open
-            FROM counted
         )
         SELECT id, topic, request.timestamp AS requested, request.order_clock AS requested_clock,
             transform(slice(stood, 1, {CANDIDATES_MAX}), (one, n) -> named_struct(
@@ -115,12 +120,28 @@ def elections(events: DataFrame, log_ends: float) -> DataFrame:
             decision.timestamp AS decided, decision.order_clock AS decided_clock,
             decision.timestamp - request.timestamp AS decided_after,
             get(winners, 0) AS winner, winners, size(winners) > 1 AS disagreement, acks, executions,
-            CASE coalesce(executions, size(winners))
-                WHEN 0 THEN IF(coalesce(is_open, false), 'open', 'none')
-                WHEN 1 THEN 'exactly once' ELSE 'more' END AS verdict
-        FROM judged
+            CASE coalesce(executions, size(winners)) WHEN 0 THEN NULL
+                WHEN 1 THEN 'exactly once' ELSE 'more' END AS verdict,
+            asked AS _asked, sent AS _heard, dropped AS _dropped, task_id AS _task, cells AS _cells
+        FROM counted
         """,  # noqa: S608 - our own names
         held=held,
         ran=ran,
     )
-    return check(made, SCHEMA)
+    return check(made, f"{SCHEMA}, {HIDDEN}")
+
+
+def judged(elections: DataFrame, log_ends: float) -> DataFrame:
+    """The elections with a verdict where nothing was done when the log ends; the same columns."""
+    is_open = f"""
+        CASE WHEN _dropped THEN false
+            WHEN _heard IS NULL THEN {log_ends!r}D - _asked <= {OPEN_S}D
+            ELSE {log_ends!r}D - _heard <= {TASK_OPEN_S}D END
+    """
+    verdict = f"""
+        IF(coalesce(executions, size(winners)) = 0,
+            IF(coalesce({is_open}, false), 'open', 'none'), verdict)
+    """
+    return elections.selectExpr(
+        *(f"{verdict} AS verdict" if name == "verdict" else name for name in elections.columns)
+    )

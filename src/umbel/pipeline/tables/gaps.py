@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from umbel.pipeline.tables.neighbours import SERIES, neighbours
+from umbel.pipeline.tables.sequences import holes
 from umbel.pipeline.tables.shapes import check
 
 if TYPE_CHECKING:
@@ -34,38 +34,14 @@ SCHEMA: Final = """
     hostname STRING, incarnation BIGINT, series BIGINT, first BIGINT, last BIGINT, missing BIGINT,
     kind STRING, before DOUBLE, after DOUBLE, events_lost BIGINT
 """
-_SERIES: Final = ", ".join(SERIES)
 
 
-def gaps(events: DataFrame) -> DataFrame:
-    """One row for each hole."""
-    made = events.sparkSession.sql(
-        f"""
-        WITH holes AS (
-            SELECT {_SERIES}, coalesce(before.seq, 0L) + 1 AS first,
-                   after.seq - 1 AS last, before.timestamp AS before, after.timestamp AS after,
-                   IF(before IS NULL, 'beginning', 'hole') AS kind
-            FROM {{pairs}}
-            WHERE after.seq > coalesce(before.seq, 0L) + 1
-        ), told AS (
-            SELECT {_SERIES}, first, last, kind, before, after, NULL AS lost FROM holes
-            UNION ALL
-            SELECT {_SERIES}, seq, NULL, NULL, NULL, NULL, lost FROM {{events}}
-            WHERE lost IS NOT NULL AND seq IS NOT NULL
-        ), counted AS (
-            SELECT *,
-                last(lost, true) OVER (PARTITION BY {_SERIES} ORDER BY first
-                    ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS lost_before,
-                first(lost, true) OVER (PARTITION BY {_SERIES} ORDER BY first
-                    ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING) AS lost_after
-            FROM told
-        )
-        SELECT {_SERIES}, first, last, last - first + 1 AS missing, kind, before, after,
-               IF(lost_after IS NULL, NULL, greatest(0L, least(last - first + 1,
-                   try_subtract(lost_after, coalesce(lost_before, 0L))))) AS events_lost
-        FROM counted WHERE kind IS NOT NULL
-        """,  # noqa: S608 - our own names
-        events=events,
-        pairs=neighbours(events, "timestamp"),
-    )
+def gaps(blocks: DataFrame) -> DataFrame:
+    """One row for each hole, of all blocks of numbers (`sequences.blocks`)."""
+    made = holes(blocks).selectExpr(
+        "hostname", "incarnation", "series", "first", "last", "last - first + 1 AS missing",
+        "kind", "before", "after",
+        "IF(lost_after IS NULL, NULL, greatest(0L, least(last - first + 1, "
+        "try_subtract(lost_after, coalesce(lost_before, 0L))))) AS events_lost",
+    )  # fmt: skip
     return check(made, SCHEMA)

@@ -7,7 +7,7 @@ expired are not here.
 | column        | what it is                                                                    |
 | ------------- | ----------------------------------------------------------------------------- |
 | uuid          | the revoked task                                                              |
-| name          | its name, if an event told it                                                 |
+| name          | its name, as in `tasks`                                                       |
 | revoked       | when it was revoked, by the wall clock of who did it; else when the first     |
 |               | worker knew, Unix seconds                                                     |
 | revoked_clock | the clock at which the first worker knew                                      |
@@ -42,22 +42,44 @@ SCHEMA: Final = """
 _RAW: Final = "ids ARRAY<STRING>, stamp DOUBLE, stamps ARRAY<DOUBLE>, method STRING"
 
 
-def revocations(events: DataFrame) -> DataFrame:
-    """One row for each revoked task."""
+# Beside the columns: the cells of the events that tell of the revocation.
+HIDDEN: Final = "_cells ARRAY<BIGINT>"
+
+
+def named(events: DataFrame) -> DataFrame:
+    """The revoked tasks that workers name in these events (uuid)."""
+    return events.sparkSession.sql(
+        f"""
+        SELECT DISTINCT uuid FROM (
+            SELECT explode(from_json(raw, '{_RAW}').ids) AS uuid FROM {{events}}
+            WHERE type = 'worker-revocation'
+        ) WHERE uuid IS NOT NULL
+        """,  # noqa: S608 - our own names
+        events=events,
+    )
+
+
+def revocations(events: DataFrame, names: DataFrame) -> DataFrame:
+    """One row for each revoked task, with the `HIDDEN` columns.
+
+    Of all events of these tasks, and all in which workers name them; `names` are those of `tasks`
+    (uuid, name).
+    """
     made = events.sparkSession.sql(
         f"""
         WITH parsed AS (
-            SELECT hostname, incarnation, order_clock, timestamp, from_json(raw, '{_RAW}') AS told
+            SELECT hostname, incarnation, order_clock, timestamp, _cell,
+                from_json(raw, '{_RAW}') AS told
             FROM {{events}} WHERE type = 'worker-revocation'
         ), exploded AS (
-            SELECT hostname, incarnation, order_clock, timestamp, told, posexplode(told.ids)
-                AS (number, uuid)
+            SELECT hostname, incarnation, order_clock, timestamp, _cell, told,
+                posexplode(told.ids) AS (number, uuid)
             FROM parsed
         ), learned AS (
             SELECT uuid, hostname, incarnation, min(order_clock) AS known_clock,
                 min(timestamp) AS known,
                 min(coalesce(get(told.stamps, number), told.stamp)) AS stamp,
-                collect_set(told.method) AS methods
+                collect_set(told.method) AS methods, collect_set(_cell) AS cells
             FROM exploded WHERE uuid IS NOT NULL GROUP BY uuid, hostname, incarnation
         ), ids AS (
             SELECT uuid FROM learned
@@ -68,17 +90,18 @@ def revocations(events: DataFrame) -> DataFrame:
             SELECT uuid, min(stamp) AS stamp, min(known_clock) AS known_clock,
                 min(known) AS known,
                 array_sort(array_distinct(flatten(collect_list(methods)))) AS methods,
-                array_sort(collect_set(hostname)) AS seen_by
+                array_sort(collect_set(hostname)) AS seen_by, flatten(collect_list(cells)) AS cells
             FROM learned GROUP BY uuid
         ), ran AS (
-            SELECT events.uuid, max(name) AS name,
+            SELECT events.uuid,
                 max(IF(class = 'revoked' AND NOT coalesce(expired, false),
                     struct(order_clock, events.timestamp, events.hostname,
                         coalesce(terminated, false) AS terminated), NULL)) AS stop,
                 bool_or(class IN ('succeeded', 'failed')) AS ended,
                 count_if(class = 'started' AND order_clock > known_clock) AS violations,
                 array_sort(collect_set(IF(class = 'started' AND order_clock > known_clock,
-                    events.hostname, NULL))) AS violated_by
+                    events.hostname, NULL))) AS violated_by,
+                collect_set(IF(class = 'revoked', _cell, NULL)) AS cells
             FROM {{events}} AS events
             LEFT SEMI JOIN ids ON events.uuid = ids.uuid
             LEFT JOIN learned ON events.uuid = learned.uuid AND events.hostname = learned.hostname
@@ -86,15 +109,19 @@ def revocations(events: DataFrame) -> DataFrame:
             WHERE class IS NOT NULL
             GROUP BY events.uuid
         )
-        SELECT ids.uuid, name, coalesce(stamp, heard.known, stop.timestamp) AS revoked,
+        SELECT ids.uuid, names.name, coalesce(stamp, heard.known, stop.timestamp) AS revoked,
             known_clock AS revoked_clock, heard.known, coalesce(methods, array()) AS methods,
             coalesce(seen_by, array()) AS seen_by, stop.hostname AS stopped_by,
             stop.timestamp AS stopped, stop.terminated AS terminated,
             CASE WHEN violations > 0 THEN false WHEN stop IS NOT NULL THEN true
                 WHEN ended THEN false END AS effective,
-            coalesce(violations, 0L) AS violations, coalesce(violated_by, array()) AS violated_by
+            coalesce(violations, 0L) AS violations, coalesce(violated_by, array()) AS violated_by,
+            array_sort(array_union(coalesce(heard.cells, array()), coalesce(ran.cells, array())))
+                AS _cells
         FROM ids LEFT JOIN heard ON ids.uuid = heard.uuid LEFT JOIN ran ON ids.uuid = ran.uuid
+        LEFT JOIN {{names}} AS names ON ids.uuid = names.uuid
         """,  # noqa: S608 - our own names
         events=events,
+        names=names,
     )
-    return check(made, SCHEMA)
+    return check(made, f"{SCHEMA}, {HIDDEN}")

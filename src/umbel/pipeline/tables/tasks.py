@@ -26,6 +26,7 @@ from __future__ import annotations
 from typing import Final
 
 from pyspark.sql import DataFrame
+from pyspark.sql.functions import expr
 
 from umbel.cluster.event_rows import TASK
 from umbel.cluster.task_states import CLASS_STATE, TASK_FIELDS
@@ -60,8 +61,19 @@ _ROOT: Final = "coalesce(root_id, uuid)"
 
 
 def tasks(folded: DataFrame, events: DataFrame) -> DataFrame:
-    """The table, of `task_fold.tasks` and the unique events."""
-    starts = events.where("class = 'started'").groupBy("uuid").count()
+    """The table, of `task_fold.tasks` and the unique events of whole families.
+
+    Two hidden columns follow: `_cells` has the cells of the task's events, `_cell` is the first
+    cell of its family.
+    """
+    starts = (
+        events.where("class IS NOT NULL")
+        .groupBy("uuid")
+        .agg(
+            expr("count_if(class = 'started')").alias("count"),
+            expr("array_sort(collect_set(_cell))").alias("_cells"),
+        )
+    )
     edges = folded.where(f"{_PARENT} IS NOT NULL").selectExpr(
         "uuid", f"{_PARENT} AS parent", f"{_ROOT} AS root"
     )
@@ -74,11 +86,12 @@ def tasks(folded: DataFrame, events: DataFrame) -> DataFrame:
         f"{_ROOT} AS root",
         f"{_PARENT} AS parent",
         f"IF({_PARENT} IS NULL, 0L, depth) AS depth",
+        "_cells",
     )
-    assert [(one.name, one.dataType) for one in made.schema] == [
+    assert [(one.name, one.dataType) for one in made.drop("_cells").schema] == [
         (one.name, one.dataType) for one in SCHEMA
     ], made.schema
-    return made
+    return made.selectExpr("*", "min(_cells[0]) OVER (PARTITION BY root) AS _cell")
 
 
 def depths(edges: DataFrame) -> DataFrame:

@@ -1,8 +1,9 @@
-"""Every event, in the one order of the cluster, with its position and what came before it.
+"""Every event, in the one order of the cluster, with its position.
 
 The order is (clock, timestamp, origin), see `umbel.cluster.clock`; what is equal in all three comes
-by type, then by a hash of the content. Positions are dense: 0, 1, 2, ... They belong to one build:
-events that come late push those behind them on. The order itself never changes.
+by type, then by task, then by what else tells two events apart. Positions are dense: 0, 1, 2, ...
+They belong to one build: events that come late push those behind them on. The order itself never
+changes.
 
 | column           | what it is                                                                |
 | ---------------- | ------------------------------------------------------------------------- |
@@ -19,27 +20,31 @@ events that come late push those behind them on. The order itself never changes.
 | previous_of_task | the position of the event of the same task before this one                |
 | previous_of_node | the position of the event of the same node before this one                |
 
-No partition sees everything. A first look takes quantiles of the clocks; they cut the order into
-*ranges*, each of which is sorted on its own (`_ranges`). How many events are in the ranges before
-gives each its offset. What is before an event of a node is mostly in its own range; of the first
-one of each node in a range it is the last one of that node in the ranges before, and there are few
-of those (`_lasts`). Tasks are many: what is before an event of a task takes a second shuffle.
+The order is cut into *ranges*, and a file has one range. A row has the name of its range (`_range`)
+and its number in it (`_number`); how many events are in the ranges before is kept beside the files
+(`base`). So new events rewrite the ranges that they fall into, mostly the last ones, and positions
+of all others follow. `position` is the base plus the number, and `previous_…` are found by looking
+at the order: readers work these three out (`umbel.pipeline.reading`).
 
-With `is_unique=False` events may be given more than once: those of one identity meet in one range.
+Many events have no clock that orders (clients send tasks without being in step). They come first,
+and are cut by their time; all others are cut by their clock. Copies of an event are equal in all of
+that, so they meet in one range: there each event is kept once.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from umbel.pipeline.events import PREPARED
-from umbel.pipeline.tables.shapes import check
+from umbel.cluster.event_rows import IDENTITY
+from umbel.pipeline.cells import tree
+from umbel.pipeline.tables.shapes import check, fields
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pyspark.sql import DataFrame
 
 SCHEMA: Final = """
@@ -47,146 +52,171 @@ SCHEMA: Final = """
     incarnation BIGINT, type STRING, uuid STRING, seq BIGINT, sent_clock BIGINT,
     previous_of_task BIGINT, previous_of_node BIGINT
 """
-# So many events are sorted at a time; more of them spill to disk.
+# The columns of the files. `position`, `previous_of_task` and `previous_of_node` follow from them.
+STORED: Final = """
+    clock BIGINT, timestamp DOUBLE, origin STRING, hostname STRING, incarnation BIGINT,
+    type STRING, uuid STRING, seq BIGINT, sent_clock BIGINT, _pid BIGINT, _inc BIGINT,
+    _range BIGINT, _number BIGINT
+"""
+# More events in a range: fewer files, and more is rewritten for what is new.
 RANGE_ROWS: Final = 120_000
 RANGES_MAX: Final = 1_000
-# Of one in so many events quantiles are taken. The order does not depend on them.
+# Of one in this many events quantiles are taken. The order does not depend on them.
 SAMPLE: Final = 8
 _ACCURACY: Final = 2 * RANGES_MAX
-
-_IDENTITY: Final = (
-    "order_clock", "timestamp", "type", "uuid", "hostname", "pid", "inc", "clock",
-)  # fmt: skip
-_LEAN: Final = (*_IDENTITY, "tie", "seq")
-# Who sent it follows from other columns: to work it out again takes less than to send it around.
-_ORIGIN: Final = PREPARED["origin"]
-_ORDER: Final = (
-    "order_clock", "timestamp", _ORIGIN, "type", "tie", "uuid", "hostname", "pid", "inc",
-    "clock", "seq",
-)  # fmt: skip
-# The order of a range, roughly, in one number: sorting by numbers first is much faster.
-_ROUGH: Final = "IF(order_clock = 0, CAST(timestamp * 1000 AS BIGINT), order_clock)"
+_KEY: Final = "IF(order_clock = 0, timestamp, CAST(order_clock AS DOUBLE))"
 # The lower bits of `monotonically_increasing_id` number the rows of a partition.
 _NUMBER_BITS: Final = 33
 _NUMBER: Final = f"monotonically_increasing_id() & {2**_NUMBER_BITS - 1}L"
+# The order of a range, roughly, in one number: sorting by numbers first is much faster.
+_ROUGH: Final = "IF(clock = 0, CAST(timestamp * 1000 AS BIGINT), clock)"
+_ORDER: Final = (
+    "clock", "timestamp", "origin", "type", "uuid", "hostname", "_pid", "_inc", "sent_clock", "seq",
+)  # fmt: skip
 
 
-def timeline(events: DataFrame, *, is_unique: bool = True) -> DataFrame:
-    """The events in order."""
-    numbered, count = _ranges(events, is_unique)
-    lasts = _lasts(numbered)
-    near = _with_near(numbered)
-    is_first = (near["range"] == lasts["to_range"]) & (near["hostname"] == lasts["to_hostname"])
-    placed = near.join(F.broadcast(lasts), is_first, "left").selectExpr(
-        "number + start AS position",
-        "order_clock",
-        "timestamp",
-        "hostname",
-        "pid",
-        "inc",
-        "type",
-        "uuid IS NOT NULL AS is_task",
-        # what has no task is spread by its position
-        "coalesce(uuid, CAST(number + start AS STRING)) AS subject",
-        "seq",
-        "clock",
-        "coalesce(near + start, far) AS previous_of_node",
-    )
-    before = "lag(position) OVER (PARTITION BY subject, is_task ORDER BY position)"
-    told = placed.repartition(count, "subject").selectExpr("*", f"{before} AS previous_of_task")
-    made = told.selectExpr(
-        "position",
-        "order_clock AS clock",
-        "timestamp",
-        f"{_ORIGIN} AS origin",
-        "hostname",
-        f"{PREPARED['incarnation']} AS incarnation",
-        "type",
-        "IF(is_task, subject, NULL) AS uuid",
-        "seq",
-        "clock AS sent_clock",
-        "previous_of_task",
-        "previous_of_node",
-    )
-    return check(made, SCHEMA)
+@dataclass(slots=True)
+class Zone:
+    """The ranges of events without a clock, by time, or of those with one, by clock.
+
+    The first range begins at the beginning. `bounds` are the beginnings of all others.
+    """
+
+    bounds: list[float] = field(default_factory=list)
+    names: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    greatest: float | None = None  # the key of the last event
 
 
-def _ranges(events: DataFrame, is_unique: bool) -> tuple[DataFrame, int]:
-    """Unique events with their `range` and their `number` in it from 0 on; how many ranges."""
-    lean = events.select(*_LEAN)
-    range_of, count = _cut(lean)
-    ranged = lean.selectExpr("*", f"{range_of} AS range").repartitionById(count, F.col("range"))
+@dataclass(slots=True)
+class Ranges:
+    """How the order is cut, and how many events are in each range."""
+
+    zero: Zone = field(default_factory=Zone)
+    clocked: Zone = field(default_factory=Zone)
+    named: int = 0  # how many names were given
+
+    @classmethod
+    def of_json(cls, told: Mapping[str, Any]) -> Self:
+        """What `as_json` gave."""
+        return cls(Zone(**told["zero"]), Zone(**told["clocked"]), told["named"])
+
+    def as_json(self) -> dict[str, Any]:
+        """For the state file."""
+        return asdict(self)
+
+    @property
+    def bases(self) -> dict[int, int]:
+        """How many events are before each range, by its name."""
+        made, before = {}, 0
+        for zone in (self.zero, self.clocked):
+            for name, rows in zip(zone.names, zone.rows, strict=True):
+                made[name] = before
+                before += rows
+        return made
+
+    @property
+    def total(self) -> int:
+        """How many events there are, each once."""
+        return sum(self.zero.rows) + sum(self.clocked.rows)
+
+    def extend(self, events: DataFrame) -> None:
+        """Make room for prepared events that come after all others."""
+        for zone, told in zip((self.zero, self.clocked), _quantiles(events, self), strict=True):
+            count, greatest, quantiles = told
+            if not count:
+                continue
+            if not zone.names:
+                self._name(zone)
+            room, bounds = RANGE_ROWS - zone.rows[-1], []
+            if room <= 0 and zone.greatest is not None:
+                # Behind the last event, not at it: copies of it belong to the full range.
+                room, bounds = RANGE_ROWS, [math.nextafter(zone.greatest, math.inf)]
+            cuts = max(0, -(-(count - room) // RANGE_ROWS))
+            for bound in sorted({*bounds, *_every(quantiles, cuts + 1)}):
+                if not zone.bounds or bound > zone.bounds[-1]:
+                    zone.bounds.append(bound)
+                    self._name(zone)
+            zone.greatest = greatest if zone.greatest is None else max(zone.greatest, greatest)
+
+    def _name(self, zone: Zone) -> None:
+        zone.names.append(self.named)
+        zone.rows.append(0)
+        self.named += 1
+
+    def sql(self) -> str:
+        """The name of the range of a prepared event."""
+        zero, clocked = (
+            tree(_KEY, [f"{bound!r}D" for bound in zone.bounds], [f"{n}L" for n in zone.names])
+            if zone.names
+            else "CAST(NULL AS BIGINT)"
+            for zone in (self.zero, self.clocked)
+        )
+        return f"IF(order_clock = 0, {zero}, {clocked})"
+
+    def count(self, rows: Mapping[int, int]) -> None:
+        """Note how many events there are in some ranges."""
+        for zone in (self.zero, self.clocked):
+            for number, name in enumerate(zone.names):
+                zone.rows[number] = rows.get(name, zone.rows[number])
+
+
+def lean(events: DataFrame, ranges: Ranges) -> DataFrame:
+    """What the timeline has of prepared events (`STORED`, without the number); copies stay."""
+    return events.selectExpr(
+        "order_clock AS clock", "timestamp", "origin", "hostname", "incarnation", "type", "uuid",
+        "seq", "clock AS sent_clock", "pid AS _pid", "inc AS _inc", f"{ranges.sql()} AS _range",
+    )  # fmt: skip
+
+
+def timeline(rows: DataFrame, ranges: Iterable[int], *, is_unique: bool = False) -> DataFrame:
+    """The rows of whole ranges in order, each event once.
+
+    A partition is one range, as it is written.
+    """
     if not is_unique:
-        greatest = F.max("seq").alias("seq"), F.max("tie").alias("tie")
-        ranged = ranged.groupBy("range", *_IDENTITY).agg(*greatest)
-    # A partition is one range.
-    ordered = ranged.sortWithinPartitions(F.expr(_ROUGH), *map(F.expr, _ORDER))
-    return ordered.selectExpr("*", f"{_NUMBER} AS number", "xxhash64(hostname) AS node"), count
+        stored = {"clock": "sent_clock", "pid": "_pid", "inc": "_inc"}
+        same = [stored.get(name, name) for name in IDENTITY]
+        others = (name for name in rows.columns if name not in same)
+        rows = rows.groupBy(*same).agg(*(F.max(name).alias(name) for name in others))
+    names = sorted(ranges) or [0]
+    numbers = [str(number) for number in range(len(names))]
+    number_of = tree("_range", [f"{name}L" for name in names[1:]], numbers)
+    placed = rows.repartitionById(len(names), F.expr(number_of))
+    ordered = placed.sortWithinPartitions(F.expr(_ROUGH), *_ORDER)
+    made = ordered.selectExpr("*", f"{_NUMBER} AS _number")
+    return check(made.select(*fields(STORED).names), STORED)
 
 
-def _with_near(numbered: DataFrame) -> DataFrame:
-    """With the number of the event of the same node before it in its range, if there is one.
-
-    The first sort is by one number, and nearly the order that the second one wants.
-    """
-    rough = f"(node & {-(2**_NUMBER_BITS)}L) | number"
-    return numbered.sortWithinPartitions(F.expr(rough)).selectExpr(
-        "*", "lag(number) OVER (PARTITION BY node, range, hostname ORDER BY number) AS near"
-    )
-
-
-def _cut(lean: DataFrame) -> tuple[str, int]:
-    """The range of an event as an expression, and how many ranges there are.
-
-    Many events have no clock (clients send tasks without one): those are cut by their time.
-    """
+def _quantiles(events: DataFrame, ranges: Ranges) -> list[tuple[int, float, list[float]]]:
+    """Of the events behind all others, in both zones: how many, the greatest, and quantiles."""
     shares = ", ".join(f"{number / RANGES_MAX}D" for number in range(1, RANGES_MAX))
     sampled = f"pmod(xxhash64(timestamp, clock), {SAMPLE}) = 0"
-    found = lean.selectExpr(
-        "count(1) AS total",
-        "count_if(order_clock = 0) AS zero",
-        f"approx_percentile(timestamp, array({shares}), {_ACCURACY}) "
-        f"FILTER (WHERE order_clock = 0 AND {sampled}) AS times",
-        f"approx_percentile(order_clock, array({shares}), {_ACCURACY}) "
-        f"FILTER (WHERE order_clock > 0 AND {sampled}) AS clocks",
-    ).first()
+    asked = []
+    for name, zone, which in (
+        ("zero", ranges.zero, "order_clock = 0"),
+        ("clocked", ranges.clocked, "order_clock > 0"),
+    ):
+        behind = which if zone.greatest is None else f"{which} AND {_KEY} > {zone.greatest!r}D"
+        asked += [
+            f"count_if({behind}) AS {name}_count",
+            f"max({_KEY}) FILTER (WHERE {behind}) AS {name}_greatest",
+            (
+                f"approx_percentile({_KEY}, array({shares}), {_ACCURACY}) "
+                f"FILTER (WHERE {behind} AND {sampled}) AS {name}_quantiles"
+            ),
+        ]
+    found = events.selectExpr(*asked).first()
     assert found is not None
-    wanted = min(found["total"] // RANGE_ROWS + 1, RANGES_MAX)
-    in_zero = round(wanted * found["zero"] / max(found["total"], 1))
-    times = _every(found["times"], in_zero)
-    clocks = _every(found["clocks"], wanted - in_zero)
-    cases = [f"WHEN order_clock = 0 AND timestamp < {time!r}D THEN {number}"
-             for number, time in enumerate(times)]  # fmt: skip
-    cases.append(f"WHEN order_clock = 0 THEN {len(times)}")
-    first = len(times) + 1
-    cases += [f"WHEN order_clock < {clock}L THEN {first + number}"
-              for number, clock in enumerate(clocks)]  # fmt: skip
-    last = first + len(clocks)
-    return f"CASE {' '.join(cases)} ELSE {last} END", last + 1
+    return [
+        (found[f"{name}_count"], found[f"{name}_greatest"], list(found[f"{name}_quantiles"] or ()))
+        for name in ("zero", "clocked")
+    ]
 
 
-def _every(quantiles: Sequence[float] | None, count: int) -> list[float]:
-    """The quantiles that cut into so many parts of about one size."""
+def _every(quantiles: Sequence[float], count: int) -> list[float]:
+    """The quantiles that cut into this many parts of about one size."""
     if not quantiles:
         return []
     places = (round(len(quantiles) * number / count) for number in range(1, count))
     return sorted({quantiles[min(place, len(quantiles) - 1)] for place in places})
-
-
-def _lasts(numbered: DataFrame) -> DataFrame:
-    """For each range its offset, and for each node in it the last position before it."""
-    return numbered.sparkSession.sql(
-        """
-        SELECT range AS to_range, hostname AS to_hostname, start,
-               lag(last + start) OVER (PARTITION BY hostname ORDER BY range) AS far
-        FROM (
-            SELECT *, sum(count) OVER (ORDER BY range) - sum(count) OVER (PARTITION BY range)
-                AS start
-            FROM (
-                SELECT range, hostname, count(*) AS count, max(number) AS last FROM {numbered}
-                GROUP BY range, hostname
-            )
-        )
-        """,
-        numbered=numbered,
-    )

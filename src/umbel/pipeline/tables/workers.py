@@ -46,10 +46,10 @@ when the last event of the worker was received, not on the senders' wall clocks.
 the one with the greatest (clock, timestamp). A worker without heartbeats is never lost unless a
 next life of it begins. Events of pool processes do not count: they go on while the worker is stuck.
 
-**Maintaining it.** `life_facts` has one row for each life, and `merge_life_facts` makes one set of
-facts of several; `drifts` and `merge_drifts` do so for the delays. Neither depends on where the log
-ends: `statuses` and `workers` add that. Facts hold as long as no birth turns up within a life that
-is known already; `outdated` names the processes whose facts then have to be made anew.
+**Maintaining it.** `life_facts` has one row for each life and cell, and `merge_life_facts` makes
+one set of facts of the cells; `drifts` and `merge_drifts` do so for the delays. Neither depends on
+where the log ends: `statuses` and `workers` add that. Facts hold as long as no birth turns up
+within a life that is known already; `outdated` names the processes of which one did.
 """
 
 from __future__ import annotations
@@ -70,7 +70,16 @@ SCHEMA: Final = """
     events_seen BIGINT, events_missing BIGINT, events_lost BIGINT
 """
 BIRTHS: Final = "hostname STRING, pid BIGINT, born DOUBLE"
-DRIFTS: Final = "hostname STRING, incarnation BIGINT, drift_ms BIGINT, count BIGINT"
+DRIFTS: Final = "_cell BIGINT, hostname STRING, incarnation BIGINT, drift_ms BIGINT, count BIGINT"
+FACTS: Final = """
+    _cell BIGINT, hostname STRING, incarnation BIGINT, born DOUBLE, pid BIGINT, has_inc BOOLEAN,
+    is_named BOOLEAN, has_tasks BOOLEAN, is_numbered BOOLEAN, first_seen DOUBLE, last_seen DOUBLE,
+    first_online DOUBLE, last_online DOUBLE, last_heartbeat DOUBLE, last_offline DOUBLE,
+    last_own STRUCT<order_clock: BIGINT, timestamp: DOUBLE, received: DOUBLE>,
+    last_sign STRUCT<timestamp: DOUBLE, freq: DOUBLE, active: BIGINT, sw_ident: STRING,
+        sw_ver: STRING>,
+    processed BIGINT, events_lost BIGINT, events_seen BIGINT
+"""
 # A worker is lost after this many heartbeat intervals without an event, as everywhere.
 PATIENCE: Final = 2
 # Of heartbeats that do not report their interval.
@@ -123,6 +132,13 @@ def births(events: DataFrame) -> DataFrame:
     return check(made, BIRTHS)
 
 
+def known_births(facts: DataFrame) -> DataFrame:
+    """The births that facts of cells tell of (`BIRTHS`)."""
+    return check(
+        facts.where("born IS NOT NULL").select("hostname", "pid", "born").distinct(), BIRTHS
+    )
+
+
 def with_lives(events: DataFrame, births: DataFrame) -> DataFrame:
     """The events with the `life` of each, and when that was `born`: null where nothing says so.
 
@@ -150,18 +166,20 @@ def with_lives(events: DataFrame, births: DataFrame) -> DataFrame:
 
 
 def life_facts(events: DataFrame, births: DataFrame) -> DataFrame:
-    """The facts of each life that these events are of; (hostname, incarnation) is the key."""
+    """What each cell tells of each life; the key is (_cell, hostname, incarnation)."""
     facts = ", ".join(f"{text} AS {name}" for name, (text, _) in _FACTS.items())
-    return events.sparkSession.sql(
+    made = events.sparkSession.sql(
         f"""
-        SELECT hostname, life AS incarnation, {facts} FROM {{events}} GROUP BY hostname, life
+        SELECT _cell, hostname, life AS incarnation, {facts} FROM {{events}}
+        GROUP BY _cell, hostname, life
         """,  # noqa: S608 - our own names
         events=with_lives(events, births),
     )
+    return check(made, FACTS)
 
 
 def merge_life_facts(facts: DataFrame) -> DataFrame:
-    """The facts of lives of which several parts are given; the same columns."""
+    """The facts of each life, of those of all cells; the key is (hostname, incarnation)."""
     merged = ", ".join(f"{merge}({name}) AS {name}" for name, (_, merge) in _FACTS.items())
     return facts.sparkSession.sql(
         f"""
@@ -188,7 +206,7 @@ def drifts(events: DataFrame, births: DataFrame) -> DataFrame:
     """How many events of each life took how long from sending to receipt (`DRIFTS`)."""
     made = events.sparkSession.sql(
         """
-        SELECT hostname, life AS incarnation,
+        SELECT _cell, hostname, life AS incarnation,
             CAST(round((received - timestamp) * 1000) AS BIGINT) AS drift_ms, count(1) AS count
         FROM {events} WHERE received IS NOT NULL GROUP BY ALL
         """,
@@ -198,24 +216,9 @@ def drifts(events: DataFrame, births: DataFrame) -> DataFrame:
 
 
 def merge_drifts(drifts: DataFrame) -> DataFrame:
-    """The delays of lives of which several parts are given; the same columns."""
-    return drifts.groupBy("hostname", "incarnation", "drift_ms").sum("count").toDF(*drifts.columns)
-
-
-def missing_numbers(events: DataFrame) -> DataFrame:
-    """How many numbers are missing in each life (hostname, incarnation, events_missing).
-
-    Lives without holes may be left out. The sum of the holes in `gaps` is the same number.
-    """
-    return events.sparkSession.sql(
-        """
-        SELECT hostname, incarnation, sum(missing) AS events_missing FROM (
-            SELECT hostname, incarnation, max(seq) - min(seq) + 1 - count(DISTINCT seq) AS missing
-            FROM {events} WHERE seq IS NOT NULL GROUP BY hostname, incarnation, series
-        ) GROUP BY hostname, incarnation
-        """,
-        events=events,
-    )
+    """The delays of each life, of those of all cells."""
+    merged = drifts.groupBy("hostname", "incarnation", "drift_ms").sum("count")
+    return merged.toDF("hostname", "incarnation", "drift_ms", "count")
 
 
 def statuses(facts: DataFrame, log_ends: float) -> DataFrame:
@@ -226,7 +229,7 @@ def statuses(facts: DataFrame, log_ends: float) -> DataFrame:
 def workers(facts: DataFrame, drifts: DataFrame, numbers: DataFrame, log_ends: float) -> DataFrame:
     """One row for each life of a worker.
 
-    Of `life_facts`, `drifts` and `missing_numbers`, each with one row for a key.
+    Of `merge_life_facts`, `merge_drifts` and `sequences.missing_numbers`.
     """
     made = facts.sparkSession.sql(
         """
