@@ -88,9 +88,14 @@ def tighten_old(tables: Place) -> None:
 
 
 def clean(tables: Place) -> None:
-    """Remove what runs left behind that were killed, and what nobody reads any more."""
-    index = tables.read_json(INDEX) or {}
-    kept = set(index.get("kept", ()) if isinstance(index, dict) else ())
+    """Remove what runs left behind that were killed, and what nobody reads any more.
+
+    Tables of an older version stay until others have taken their place.
+    """
+    index = read_index(tables)
+    if not index and tables.read_json(INDEX) is not None:
+        return
+    kept = set(index.get("kept", ()))
     files = {one["path"] for run in kept for one in _files_of(tables, run)}
     for name in tables.names(WORK):
         told = _KEPT.fullmatch(name)

@@ -59,6 +59,10 @@ def test_what_killed_and_old_runs_left_is_removed_and_what_is_read_stays(place: 
     place.write_json(f"tasks/r={two}.1/part=5/a.parquet", {})
     place.write_json(f"_work/facts/r={two}.1/part=5/a.parquet", {})
     place.write_json("notes/mine.txt", {})
+    place.write_json("_tables.json", {"format": 1, "run": one, "tables": {}})
+    clean(place)
+    assert len(place.names("tasks")) == 3, "tables of an older version stay until there are others"
+    place.write_json("_tables.json", {"format": 2, "run": one, "kept": [one], **index})
     clean(place)
     assert place.names("_work") == sorted(
         name
