@@ -220,7 +220,7 @@ class Tables:
             self._opened[name] = self._open(name, self._entries[name])
 
     def _open(self, name: str, entry: dict[str, Any]) -> Table:
-        files = tuple(self._store.place(one["path"]) for one in entry["files"])
+        files = tuple(self._store.source(one["path"]) for one in entry["files"])
         rows = entry.get("rows")
         if not files:
             return Table(name, rows, broken=f"table {name} has no files: build it anew")
@@ -324,6 +324,10 @@ class _Store:
             self._top = str(Path(self._directory).absolute())
 
     def place(self, path: str) -> str:
+        """A path of the tables as the user has named them."""
+        return f"{self._directory}/{path}"
+
+    def source(self, path: str) -> str:
         """A path of the tables as duckdb takes it."""
         return f"{self._top}/{path}"
 
