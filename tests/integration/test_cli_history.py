@@ -119,7 +119,7 @@ def test_every_table_is_there_and_says_what_happened(place: Path) -> None:
     )}  # fmt: skip
     assert listed.keys() == {
         *("timeline", "tasks", "attempts", "workers", "elections", "revocations"),
-        *("clock_audit", "rates", "lineage", "gaps", "runs"),
+        *("clock_audit", "rates", "rates_hourly", "rates_daily", "lineage", "gaps", "runs"),
     }
     failed = rows("tasks", "--where", "state = 'FAILURE'")
     assert [(row["uuid"], row["exception"]) for row in failed] == [("bad", "KeyError('order')")]
@@ -166,7 +166,8 @@ def test_the_log_the_tables_and_the_report_are_for_their_owner_alone(place: Path
         check(place / name)
     names = set(modes_of(place / "tables"))
     assert any(name.endswith(".crc") for name in names)  # Hadoop's
-    assert any("tiers" in name for name in names)
+    assert any(name.startswith("_work/facts/") for name in names)
+    assert not any("_work/events-" in name for name in names), "what a build worked on is removed"
     assert modes_of(place)["log"] == modes_of(place)["tables"] == 0o700
     assert modes_of(place)["out"] == 0o755
 

@@ -43,7 +43,7 @@ from umbel.pipeline.errors import HistoryError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-EVENTS, INCREMENTS = size(4_000, 200_000), size(4, 20)
+EVENTS, INCREMENTS = size(3_000, 200_000), size(3, 20)
 Rows = Callable[[Path, str], list[dict[str, Any]]]
 # What the session of the tests has too: see conftest.py.
 SHORT_LIVED = {"JAVA_TOOL_OPTIONS": JAVA_OPTIONS}

@@ -334,7 +334,7 @@ class Builder:
         log_bytes = sum(map(self.log.size, paths))
         publication = Publication(self.spark, self.tables, run.run, index)
         try:
-            with sized(self.spark, log_bytes):
+            with explaining(f"cannot read {self.options.log}"), sized(self.spark, log_bytes):
                 increment = Increment(
                     publication,
                     self.log,
