@@ -6,9 +6,9 @@ build carries them through to the tables (`umbel.pipeline.increment`), in batche
 many, and each batch ends with a published index. Killed before that, the batch is read again.
 Without new segments the build ends before Spark is started.
 
-Everything is made anew, by the same steps, if there are no tables yet, with `full` or `since`, if
-segments were removed from the log, and if new events say something that cannot be added to what
-there is (`Rebuild`).
+Segments that were removed from the log are taken out of the tables likewise. Everything is made
+anew, by the same steps, if there are no tables yet, with `full` or `since`, if most of the log was
+removed, and if new events say something that cannot be added to what there is (`Rebuild`).
 
 Nobody sees a table before all of them are written: the index is replaced as the very last step.
 `runs` has a row for every build.
@@ -20,7 +20,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -55,6 +55,8 @@ FOLLOW_POLL_S: Final = 5.0
 # Shorter: tables are younger; longer: less of the machine goes into them.
 PUBLISH_EVERY_S: Final = 15.0
 RUNS_MAX: Final = 1_000
+# If more of the segments are gone, it is quicker to make everything anew.
+REMOVED_MAX: Final = 0.5
 # Where an error of Spark names a segment.
 _SEGMENT: Final = re.compile(r"events/([^/]+)/([^/]+?\.parquet)")
 
@@ -243,8 +245,8 @@ class Builder:
         if self.options.mode == "increments" and not self._is_anew:
             index, state = self._before()
         listing = self._look(state.coverage)
-        if listing.removed:
-            self._start_over(f"{listing.removed:,} segments were removed from the log")
+        if len(listing.removed) > len(state.coverage.paths) * REMOVED_MAX:
+            self._start_over(f"{len(listing.removed):,} segments were removed from the log")
             return self.open()
         return index, state, listing
 
@@ -290,7 +292,7 @@ class Builder:
 
     def _advance(self, run: Run, index: dict[str, Any], state: State, listing: Listing) -> Run:
         """Carry new segments through to the tables, in batches."""
-        if index and not listing.fresh:
+        if index and not listing.fresh and not listing.removed:
             if state.coverage != listing.coverage:  # compacted, with nothing new in it
                 state.coverage = listing.coverage
                 state_path = f"{storage.WORK}/state-{index['run']}.json"
@@ -301,12 +303,13 @@ class Builder:
         self._log_bytes = sum(map(self.log.size, listing.coverage.paths))
         # Who reads meanwhile sees what was there before, and not the beginning of something new.
         is_shown = bool(index) or not storage.read_index(self.tables)
-        batches = list(self._batches(listing.fresh))
+        batches = list(self._batches(listing.fresh)) or [[]]
+        gone = state.coverage.times_of(listing.removed)
         for number, paths in enumerate(batches, 1):
             left = [path for later in batches[number:] for path in later]
             state.coverage = listing.without(left)
-            publication = self._take(run, index, state, paths)
-            index = publication.index
+            publication = self._take(run, index, state, paths, gone)
+            index, gone = publication.index, []
             if is_shown or not left:
                 self._publish(run, publication, state)
                 storage.clean(self.tables)
@@ -326,12 +329,17 @@ class Builder:
             yield batch
 
     def _take(
-        self, run: Run, index: Mapping[str, Any], state: State, paths: list[str]
+        self,
+        run: Run,
+        index: Mapping[str, Any],
+        state: State,
+        paths: list[str],
+        gone: Collection[tuple[float, float]] = (),
     ) -> Publication:
-        """Write what one batch changes."""
+        """Write what one batch changes, and the removal of segments of these times."""
         began = time.monotonic()
         run.run = storage.new_run_id(datetime.now(UTC))
-        log_bytes = sum(map(self.log.size, paths))
+        log_bytes = self._log_bytes if gone else sum(map(self.log.size, paths))
         publication = Publication(self.spark, self.tables, run.run, index)
         try:
             with explaining(f"cannot read {self.options.log}"), sized(self.spark, log_bytes):
@@ -340,6 +348,7 @@ class Builder:
                     self.log,
                     state,
                     paths,
+                    gone=gone,
                     since=self.options.since,
                     is_small=is_small(log_bytes),
                     step=run.timed,

@@ -11,13 +11,13 @@ says: every table is the same for any cut.
 New events mostly come after all others, in the last cell. It is *split* behind its last event when
 it is full, which moves no event. A cell that has grown too large in another way, by late events or
 because one sender's clock is in the next century, is *cut again*, and everything in it is
-recomputed.
+recomputed. So are the cells of segments that were removed from the log.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
@@ -83,8 +83,8 @@ class Cells:
         large = TOO_LARGE * CELL_ROWS
         return [cell for cell, rows in zip(self.starts, self.rows, strict=True) if rows > large]
 
-    def cut(self, cell: int, minutes: Minutes) -> bool:
-        """Cut a cell that has these rows into cells of the right size; whether that is possible."""
+    def recount(self, cell: int, minutes: Minutes) -> list[int]:
+        """A cell that has these rows, cut into cells of the right size; gives their names."""
         number, until = self.starts.index(cell), self.until(cell)
         told = sorted(minute for minute in minutes if cell <= minute < until)
         self.rows[number], self.lasts[number] = 0, BEGINNING
@@ -95,11 +95,22 @@ class Cells:
                 self._insert(number, minute)
             self.rows[number] += minutes[minute]
             self.lasts[number] = minute
-        return number > first
+        return self.starts[first : number + 1]
 
-    def sql(self) -> str:
-        """The cell of an event as SQL: a tree of comparisons, as deep as its logarithm."""
-        return tree(MINUTE, self.starts[1:], [f"{start}L" for start in self.starts])
+    def drop_empty(self, used: Collection[int]) -> None:
+        """Join cells without any rows to those before them, but for those that are used."""
+        full = [
+            number
+            for number, (cell, rows) in enumerate(zip(self.starts, self.rows, strict=True))
+            if rows or cell in used or not number
+        ]
+        self.starts, self.rows, self.lasts = (
+            [values[number] for number in full] for values in (self.starts, self.rows, self.lasts)
+        )
+
+    def sql(self, minute: str = MINUTE) -> str:
+        """The cell of a minute as SQL: a tree of comparisons, as deep as its logarithm."""
+        return tree(minute, self.starts[1:], [f"{start}L" for start in self.starts])
 
     def _number(self, minute: int) -> int:
         return bisect_right(self.starts, minute) - 1

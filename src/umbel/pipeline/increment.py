@@ -11,6 +11,8 @@ What new events change is found by *keys*, and only that is computed again, from
 All events of the cells that these reach to are read from the log, each once. From them follow, by
 the same pure functions as of a whole log, the rows of these keys; all other rows stay. What depends
 on where the log ends (`lost`, RUNNING, `open`) is judged again for everything that is not settled.
+The cells of segments that were removed from the log are computed again too, with all that had
+events in them: what has none any more is left out.
 
 So a build costs what its new events touch. The rows are those of one build of everything: with no
 tables before it, all events are new, and the very same steps make the tables.
@@ -32,7 +34,7 @@ from pyspark.sql.functions import expr
 
 from umbel.pipeline import log as logs
 from umbel.pipeline import task_fold
-from umbel.pipeline.cells import MINUTE, MINUTE_S, Cells
+from umbel.pipeline.cells import BEGINNING, END, MINUTE, MINUTE_S, Cells
 from umbel.pipeline.events import once, prepare, unique
 from umbel.pipeline.log import Coverage
 from umbel.pipeline.places import Place
@@ -43,6 +45,7 @@ from umbel.pipeline.tables import (
     elections,
     gaps,
     lineage,
+    queues,
     rates,
     revocations,
     sequences,
@@ -54,7 +57,7 @@ from umbel.pipeline.tables.tasks import tasks as tasks_table
 from umbel.pipeline.tables.timeline import Ranges
 from umbel.pipeline.watermarks import RECEIPTS, log_ends, watermarks
 
-STATE_FORMAT: Final = 1
+STATE_FORMAT: Final = 2
 DAY_MINUTES: Final = 1_440
 _ELECTION: Final = "type LIKE 'worker-elect%' AND id IS NOT NULL"
 _TASK_ID: Final = "get_json_object(raw, '$.action.options.task_id')"
@@ -139,6 +142,7 @@ class Increment:
         state: State,
         fresh: list[str],
         *,
+        gone: Collection[tuple[float, float]] = (),
         since: float | None = None,
         is_small: bool = False,
         step: Callable[[str, float], None] = lambda *_: None,
@@ -146,10 +150,11 @@ class Increment:
     ) -> None:
         self.publication, self.log, self.state = publication, log, state
         self.since, self._each = since, unique if is_small else once
-        self._fresh_paths = fresh
+        self._fresh_paths, self._gone = fresh, gone
         self._step, self._progress = step, progress
         self.is_whole = not publication.before
         self.read = 0  # rows of the log that were new
+        self._log_ended, self._last_cell = state.log_ends(), state.cells.starts[-1]
 
     @property
     def spark(self) -> SparkSession:
@@ -179,7 +184,10 @@ class Increment:
 
         def executed() -> None:
             self._timed("attempts", lambda: self._attempts(own, tasks, keys, statuses))
-            self._timed("rates", lambda: self._rates(events, keys))
+            _together(
+                lambda: self._timed("rates", lambda: self._rates(events, keys)),
+                lambda: self._timed("queues", lambda: self._queues(tasks, keys)),
+            )
 
         def related() -> None:
             self._timed("lineage", lambda: self._lineage(tasks, own, keys))
@@ -190,6 +198,8 @@ class Increment:
             self._timed("revocations", lambda: self._revocations(about, names, keys))
 
         _together(executed, related, named)
+        self.state.cells.drop_empty(self.publication.rows_by_part("queues"))
+        self.state.ranges.drop_empty()
 
     def _timed(self, name: str, make: Callable[[], Any]) -> Any:
         self._progress(name)
@@ -220,22 +230,32 @@ class Increment:
             told = one["prompt"], one["newest"]
             receipts[one["recorder"]] = [_later(*pair) for pair in zip(before, told, strict=True)]
         self.read = sum(minutes.values())
-        self._new_cells, self._cut_cells = set[int](), set[int]()
-        for cell in self.state.cells.add(minutes):
-            self._cut(cell)
+        self._cut_cells = self._recounted(self.state.cells.add(minutes))
         cells = self.state.cells
-        self._new_cells |= {cells.cell_of(minute) for minute in minutes}
+        self._new_cells = self._cut_cells | {cells.cell_of(minute) for minute in minutes}
         return self._placed(prepare(rows))
 
-    def _cut(self, cell: int) -> None:
-        """Cut a cell that has become too large; all that is in it is computed again."""
+    def _recounted(self, large: Iterable[int]) -> set[int]:
+        """Cut cells that are too large, and count those of removed segments.
+
+        Gives the cells in which everything is computed again.
+        """
         cells = self.state.cells
-        until = cells.until(cell)
-        rows = self._log_rows([cell]).groupBy(expr(MINUTE).alias("minute")).count()
-        if cells.cut(cell, {one["minute"]: one["count"] for one in rows.collect()}):
-            pieces = set(cells.between(cell, until - 1))
-            self._new_cells |= pieces
-            self._cut_cells |= pieces
+        gone = {
+            cell
+            for first, last in self._gone
+            for cell in cells.between(_minute(first), _minute(last))
+        }
+        if self.is_whole or not (counted := gone.union(large)):
+            return set()
+        rows = self._log_rows(counted).groupBy(expr(MINUTE).alias("minute")).count()
+        minutes = {one["minute"]: one["count"] for one in rows.collect()}
+        made = set[int]()
+        for cell in counted:
+            pieces = cells.recount(cell, minutes)
+            if len(pieces) > 1 or cell in gone:
+                made.update(pieces)
+        return made
 
     def _log_rows(self, cells: Iterable[int]) -> DataFrame:
         """The rows of the log in some cells, and some others of the same segments."""
@@ -353,7 +373,7 @@ class Increment:
     def _within(self, rows: DataFrame, keys: Keys) -> DataFrame:
         if self.is_whole:
             return rows
-        return rows.where(f"_cell IN ({', '.join(f'{cell}L' for cell in sorted(keys.cells))})")
+        return rows.where(f"_cell IN ({_listed(keys.cells)})")
 
     @staticmethod
     def _of(
@@ -372,7 +392,7 @@ class Increment:
             before = self._old("_facts")
             if not workers.outdated(before, births).isEmpty():
                 raise Rebuild("the start of a worker was recorded late")
-            births = births.union(workers.known_births(before)).distinct()
+            births = births.union(self._births_elsewhere(before, births)).distinct()
         births = self._staged(births, "births")
         parts = None if self.is_whole else keys.cells
         for name, made in (
@@ -398,6 +418,17 @@ class Increment:
         self._findings = clock_audit.of_senders(blocks, self._old("_unclocked"))
         self._births = births
         return self._staged(workers.statuses(facts, self._log_ends), "statuses")
+
+    def _births_elsewhere(self, facts: DataFrame, births: DataFrame) -> DataFrame:
+        """The births that are known, without those whose events are no longer in the log."""
+        if not self._gone:
+            return workers.known_births(facts)
+        again = _listed(self._cut_cells)
+        others = workers.known_births(facts.where(f"_cell NOT IN ({again})"))
+        known = workers.known_births(facts.where(f"_cell IN ({again})"))
+        if not known.subtract(births).intersect(others).isEmpty():
+            raise Rebuild("the start of a worker was removed from the log")
+        return others
 
     # -- tasks and what is about them ----------------------------------------------------------
 
@@ -436,7 +467,7 @@ class Increment:
     def _attempts(self, own: DataFrame, tasks: DataFrame, keys: Keys, statuses: DataFrame) -> None:
         """Executions of these families, and those that were open and are judged otherwise now."""
         lived = workers.with_lives(own, self._births)
-        made = attempts.attempts(lived, tasks.select("uuid", "name"))
+        made = attempts.attempts(lived, tasks.select("uuid", "name", "queue"))
         made = made.join(tasks.select("uuid", "_cell"), "uuid").select(*stored("attempts").names)
         if keys.members is None:
             self.publication.replace("attempts", attempts.judged(made, statuses), "_cell")
@@ -514,13 +545,14 @@ class Increment:
         counted = rates.counts(events, tasks.select("uuid", "name"))
         times = self.state.cells.times(keys.cells)
         made = rates.rates(counted, self._ended_in(executed, times), "rates")
+        before = self._old("rates", parts)
         publication.replace("rates", made, "_cell", parts)
         minutes = self._old("rates")
         days = None
         if parts is not None:
             day = f"CAST(floor(minute / 86400) * {DAY_MINUTES} AS BIGINT)"
-            changed = self._old("rates", parts).selectExpr(f"{day} AS day").distinct().collect()
-            days = {one["day"] for one in changed}
+            changed = self._old("rates", parts).unionByName(before).selectExpr(f"{day} AS day")
+            days = {one["day"] for one in changed.distinct().collect()}
             minutes = minutes.where(f"{day} IN ({', '.join(map(str, days)) or 'NULL'})")
             times = [(one * MINUTE_S, (one + DAY_MINUTES) * MINUTE_S) for one in sorted(days)]
         for name in ("rates_hourly", "rates_daily"):
@@ -539,6 +571,47 @@ class Increment:
         )
         return executed.where(" OR ".join(asked) or "false")
 
+    # -- queues --------------------------------------------------------------------------------
+
+    def _queues(self, tasks: DataFrame, keys: Keys) -> None:
+        executed, parts, asked = self._old("attempts"), None, "true"
+        waits = queues.waits(executed, self._old("tasks"), self._log_ends)
+        cell = self.state.cells.sql("CAST(minute / 60 AS BIGINT)")
+        if not self.is_whole:
+            parts = self._queue_cells(tasks, keys)
+            times = _joined(self.state.cells.times(parts))
+            # Said of a column of the files, so that those are skipped that have nothing of it.
+            executed = executed.where(f"started >= {float(times[0][0])!r}D")
+            waits = queues.waits(executed, self._old("tasks"), self._log_ends).where(
+                " OR ".join(
+                    f"(due < {float(until)!r}D AND until >= {float(since)!r}D)"
+                    for since, until in times
+                )
+            )
+            asked = f"{cell} IN ({_listed(parts)})"
+        made = queues.queues(waits).where(asked).selectExpr("*", f"{cell} AS _cell")
+        self.publication.replace("queues", made, "_cell", parts)
+
+    def _queue_cells(self, tasks: DataFrame, keys: Keys) -> set[int]:
+        """The cells in which something waits otherwise than before."""
+        cells, read = self.state.cells, self.publication.read
+        was_executed, were = (
+            self._of(read(name, stored(name), self._homes, before=True), keys.members)
+            for name in ("attempts", "tasks")
+        )
+        executed = self._of(self._old("attempts", self._homes), keys.members)
+        waits = queues.waits(was_executed, were, self._log_ended).union(
+            queues.waits(executed, tasks, self._log_ends)
+        )
+        seen = queues.minutes(waits).selectExpr(
+            f"{cells.sql('first')} AS first", f"{cells.sql('last')} AS last"
+        )
+        spans = [(one["first"], one["last"]) for one in seen.distinct().collect()]
+        # What waits and is not touched, waits on; minutes behind the last cell may get a new one.
+        ends = sorted(map(_minute, (self._log_ended, self._log_ends)))
+        spans += [(ends[0], ends[1]), (self._last_cell, END)]
+        return self._cut_cells.union(*(cells.between(*span) for span in spans))
+
     # -- the order -----------------------------------------------------------------------------
 
     def _timeline(self, fresh: DataFrame, events: DataFrame) -> None:
@@ -549,12 +622,19 @@ class Increment:
         if self.is_whole:
             touched = set(ranges.bases)
         else:
+            again = "false"
+            if self._gone:  # what was of these cells is replaced by what is of them
+                again = f"{self.state.cells.sql()} IN ({_listed(self._cut_cells)})"
+                rows = rows.unionByName(timeline.lean(events.where(again), ranges))
             rows = self._staged(rows, "ordered")
-            touched = {one["_range"] for one in rows.select("_range").distinct().collect()}
-            rows = self._old("timeline", touched).drop("_number").unionByName(rows)
+            before = self._old("timeline").where(again).select("_range")
+            ranged = rows.select("_range").union(before)
+            touched = {one["_range"] for one in ranged.distinct().collect()}
+            others = self._old("timeline", touched).where(f"NOT {again}").drop("_number")
+            rows = others.unionByName(rows)
         made = timeline.timeline(rows, touched, is_unique=self.is_whole)
         publication.replace_sorted("timeline", made, "_range", touched)
-        ranges.count(publication.rows_by_part("timeline"))
+        ranges.count(dict.fromkeys(touched, 0) | publication.rows_by_part("timeline"))
         publication.made["timeline"]["bases"] = {str(k): v for k, v in ranges.bases.items()}
 
 
@@ -569,7 +649,15 @@ def _with_block(events: DataFrame) -> DataFrame:
 
 
 def _longs(values: Iterable[int]) -> str:
-    return f"array({', '.join(f'{value}L' for value in sorted(values))})"
+    return f"array({_listed(values)})"
+
+
+def _listed(values: Iterable[int]) -> str:
+    return ", ".join(f"{value}L" for value in sorted(values))
+
+
+def _minute(time_s: float) -> int:
+    return int(max(BEGINNING, min(END, time_s // MINUTE_S)))
 
 
 def _later(one: float | None, other: float | None) -> float | None:

@@ -4,8 +4,9 @@ The list of segments is taken once per build, so that all tables of a build cove
 whatever a recorder writes meanwhile. A compacted segment names those that it stands for: they are
 not read beside it, and if they were covered by an earlier build, so is it.
 
-A covered segment that has gone, and that no compacted one stands for, was removed from the log. The
-tables say what the log says, so they have to be built anew then.
+A covered segment that has gone, and that no compacted one stands for, was removed from the log; so
+was one that a segment of `umbel history retain` stands for, which has a part of its events. The
+tables say what the log says: everything about the time of these segments is computed again.
 
 A damaged segment stops a build with its name, unless damaged ones are to be skipped.
 """
@@ -13,7 +14,8 @@ A damaged segment stops a build with its name, unless damaged ones are to be ski
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -46,6 +48,7 @@ class Footer(NamedTuple):
 
     rows: int
     replaces: list[str]
+    is_retained: bool  # what it replaces had more events
     span: list[float]  # the least and the greatest timestamp; empty where they are not known
 
 
@@ -72,6 +75,11 @@ class Coverage:
         """The segments that may have events of these spans of time, each up to its end."""
         return [path for path in self.paths if _overlaps(self.spans.get(path, ()), times)]
 
+    def times_of(self, paths: Iterable[str]) -> list[tuple[float, float]]:
+        """The spans of time of some segments; all of time for one that does not tell."""
+        told = (self.spans.get(path) or (-math.inf, math.inf) for path in paths)
+        return [(low, high) for low, high in told]
+
 
 @dataclass(slots=True)
 class Listing:
@@ -79,7 +87,7 @@ class Listing:
 
     coverage: Coverage = field(default_factory=Coverage)
     fresh: list[str] = field(default_factory=list)  # paths that no build has read
-    removed: int = 0  # segments that a build has read and that have gone
+    removed: list[str] = field(default_factory=list)  # paths that a build has read, and are gone
 
     def without(self, unread: list[str]) -> Coverage:
         """The coverage of a build that has not read these fresh segments yet."""
@@ -131,7 +139,8 @@ def look(log: Place, before: Coverage, *, skip_damaged: bool = False) -> Listing
     there = segments(log)
     for day, names in there.items():
         _look_at_day(log, day, names, before, listing, skip_damaged=skip_damaged)
-    listing.removed += sum(len(before.read[day]) for day in before.read.keys() - there.keys())
+    for day in before.read.keys() - there.keys():
+        listing.removed += [f"{EVENTS}/{day}/{name}" for name in before.read[day]]
     return listing
 
 
@@ -157,7 +166,11 @@ def _look_at_day(
             footers[name] = footer
     known = was_read | replaced
     replaced |= {name for footer in footers.values() for name in footer.replaces}
-    listing.removed += len(lost - replaced)
+    reduced = {
+        name for footer in footers.values() if footer.is_retained for name in footer.replaces
+    }
+    removed = (lost - replaced) | (was_read & reduced)
+    listing.removed += [f"{EVENTS}/{day}/{name}" for name in sorted(removed)]
     read = [name for name in names if name not in skipped and name not in replaced]
     for name in read:
         if name in new and not (footers[name].replaces and known >= set(footers[name].replaces)):
@@ -195,8 +208,10 @@ def _footer(log: Place, path: str, *, skip_damaged: bool) -> Footer | None:
         told = {} if text is None else json.loads(text)
     except ValueError:
         told = {}
-    replaces = told.get("replaces", ()) if isinstance(told, dict) else ()
-    return Footer(int(metadata.num_rows), [str(name) for name in replaces], _span(metadata))
+    told = told if isinstance(told, dict) else {}
+    replaces = [str(name) for name in told.get("replaces", ())]
+    is_retained = bool(told.get("retained"))
+    return Footer(int(metadata.num_rows), replaces, is_retained, _span(metadata))
 
 
 def _span(metadata: pq.FileMetaData) -> list[float]:
@@ -230,6 +245,8 @@ def read(
         paths = [path for path in paths if path.split("/")[1] >= first]
         if not paths:
             raise HistoryError(f"the log {log.shown} has no events since then")
+    if not paths:
+        return schemas.no_rows(spark, schemas.LOG)
     rows = spark.read.schema(schemas.LOG).parquet(*map(log.at, paths))
     text = "concat('no segment of an event log: ', _metadata.file_path)"
     rows = rows.where(f"CASE WHEN {_BROKEN} THEN raise_error({text}) ELSE true END")

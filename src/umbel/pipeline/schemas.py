@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from typing import Final
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import lit
 from pyspark.sql.types import (
     BooleanType,
     DataType,
@@ -47,6 +49,11 @@ def schema(kinds: Mapping[str, str]) -> StructType:
 def arrow_schema(kinds: Mapping[str, str]) -> pa.Schema:
     """As `schema`, for Arrow."""
     return pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in kinds.items()])
+
+
+def no_rows(spark: SparkSession, schema: StructType) -> DataFrame:
+    """No rows of these columns."""
+    return spark.range(0).select(*(lit(None).cast(one.dataType).alias(one.name) for one in schema))
 
 
 LOG: Final = schema(COLUMNS)

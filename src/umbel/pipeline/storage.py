@@ -32,7 +32,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, Observation, SparkSession
-from pyspark.sql.functions import col, expr, lit
+from pyspark.sql.functions import col, expr
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -147,14 +147,18 @@ class Publication:
         return list(told["files"])
 
     def read(
-        self, name: str, schema: StructType, parts: Collection[int] | None = None
+        self,
+        name: str,
+        schema: StructType,
+        parts: Collection[int] | None = None,
+        *,
+        before: bool = False,
     ) -> DataFrame:
-        """The rows of a table, or of some of its parts, as far as this run has come."""
-        files = self.files(name)
+        """The rows of a table, or of some parts, as far as this run has come; or `before` it."""
+        files = self.before["tables"][name]["files"] if before else self.files(name)
         chosen = [one for one in files if parts is None or one["part"] in parts]
         if not chosen:
-            nothing = (lit(None).cast(one.dataType).alias(one.name) for one in schema)
-            return self.spark.range(0).select(*nothing)
+            return schemas.no_rows(self.spark, schema)
         paths = [self.tables.at(one["path"]) for one in chosen]
         return self.spark.read.schema(schema).parquet(*paths)
 

@@ -17,6 +17,7 @@ from umbel.pipeline.tables import (
     elections,
     gaps,
     lineage,
+    queues,
     rates,
     revocations,
     sequences,
@@ -38,16 +39,18 @@ SCHEMAS: Final[dict[str, str]] = {
     "revocations": revocations.SCHEMA,
     "clock_audit": clock_audit.SCHEMA,
     **{name: rates.schema(name) for name in rates.PERIODS},
+    "queues": queues.SCHEMA,
     "lineage": lineage.SCHEMA,
     "gaps": gaps.SCHEMA,
 }
 # What files have on top of that, for the next build.
 _BESIDE: Final = {
-    "attempts": "_ran_anew BOOLEAN, _cell BIGINT",
+    "attempts": "_ran_anew BOOLEAN, _queue STRING, _cell BIGINT",
     "elections": f"{elections.HIDDEN}, _cell BIGINT",
     "revocations": f"{revocations.HIDDEN}, _cell BIGINT",
     "clock_audit": "_cell BIGINT",
     **dict.fromkeys(rates.PERIODS, "_cell BIGINT"),
+    "queues": "_cell BIGINT",
     "lineage": "_cell BIGINT",
 }
 # Tables that only the next build reads.
@@ -62,7 +65,7 @@ HIDDEN: Final = {
 def stored(name: str) -> StructType:
     """The columns of the files of a table."""
     if name == "tasks":
-        return StructType([*tasks.SCHEMA, *fields("_cells ARRAY<BIGINT>, _cell BIGINT")])
+        return StructType([*tasks.SCHEMA, *fields(tasks.HIDDEN)])
     if name == "timeline":
         return fields(timeline.STORED)
     if name in HIDDEN:

@@ -75,7 +75,8 @@ _IS_LOST: Final = "(_ran_anew OR coalesce(status IN ('lost', 'offline'), false))
 def attempts(events: DataFrame, names: DataFrame) -> DataFrame:
     """One row for each execution, of all events of some tasks; what has not ended is not judged.
 
-    The events have their `life` (`workers.with_lives`); `names` are those of `tasks` (uuid, name).
+    The events have their `life` (`workers.with_lives`); `names` has the names and queues of `tasks`
+    (uuid, name, queue).
     """
     made = events.sparkSession.sql(
         f"""
@@ -99,13 +100,14 @@ def attempts(events: DataFrame, names: DataFrame) -> DataFrame:
                 WHEN 'task-rejected' THEN IF(coalesce(e.requeue, false), 'requeued', 'rejected')
                 WHEN 'task-cancelled' THEN 'cancelled' END AS reason,
             e.exception AS exception, IF(s IS NULL, 'start', NULL) AS missing,
-            s.order_clock AS started_clock, e.order_clock AS ended_clock, ran_anew AS _ran_anew
+            s.order_clock AS started_clock, e.order_clock AS ended_clock, ran_anew AS _ran_anew,
+            queue AS _queue
         FROM {{placed}} AS placed LEFT JOIN {{names}} AS names ON placed.uuid = names.uuid
         """,  # noqa: S608 - our own names
         placed=executions(events),
         names=names,
     )
-    check(made.drop("_ran_anew"), SCHEMA)
+    check(made.drop("_ran_anew", "_queue"), SCHEMA)
     return made
 
 

@@ -31,7 +31,7 @@ from pyspark.sql.functions import expr
 from umbel.cluster.event_rows import TASK
 from umbel.cluster.task_states import CLASS_STATE, TASK_FIELDS
 from umbel.pipeline.schemas import schema
-from umbel.pipeline.tables.due import waited
+from umbel.pipeline.tables.due import due, waited
 
 DOUBLINGS: Final = 10
 DEPTH_MAX: Final = 2**DOUBLINGS - 1
@@ -55,6 +55,7 @@ DERIVED: Final = {
     "depth": "whole",
 }
 SCHEMA: Final = schema({**{name: _KINDS[name] for name in TASK_FIELDS}, **DERIVED})
+HIDDEN: Final = "_cells ARRAY<BIGINT>, _due DOUBLE, _cell BIGINT"
 
 _PARENT: Final = "nullif(parent_id, uuid)"
 _ROOT: Final = "coalesce(root_id, uuid)"
@@ -63,8 +64,8 @@ _ROOT: Final = "coalesce(root_id, uuid)"
 def tasks(folded: DataFrame, events: DataFrame) -> DataFrame:
     """The table, of `task_fold.tasks` and the unique events of whole families.
 
-    Two hidden columns follow: `_cells` has the cells of the task's events, `_cell` is the first
-    cell of its family.
+    Hidden columns follow: `_cells` has the cells of the task's events, `_due` is when its last
+    attempt was due, and `_cell` is the first cell of its family.
     """
     starts = (
         events.where("class IS NOT NULL")
@@ -87,8 +88,9 @@ def tasks(folded: DataFrame, events: DataFrame) -> DataFrame:
         f"{_PARENT} AS parent",
         f"IF({_PARENT} IS NULL, 0L, depth) AS depth",
         "_cells",
+        f"IF(queued IS NULL, NULL, {due('queued', 'eta')}) AS _due",
     )
-    assert [(one.name, one.dataType) for one in made.drop("_cells").schema] == [
+    assert [(one.name, one.dataType) for one in made.drop("_cells", "_due").schema] == [
         (one.name, one.dataType) for one in SCHEMA
     ], made.schema
     return made.selectExpr("*", "min(_cells[0]) OVER (PARTITION BY root) AS _cell")

@@ -154,6 +154,14 @@ class Ranges:
         )
         return f"IF(order_clock = 0, {zero}, {clocked})"
 
+    def drop_empty(self) -> None:
+        """Join ranges without any events to those before them; the last one of a zone stays."""
+        for zone in (self.zero, self.clocked):
+            full = [n for n, rows in enumerate(zone.rows) if rows or n == len(zone.rows) - 1]
+            zone.bounds = [zone.bounds[number - 1] for number in full[1:]]
+            zone.names = [zone.names[number] for number in full]
+            zone.rows = [zone.rows[number] for number in full]
+
     def count(self, rows: Mapping[int, int]) -> None:
         """Note how many events there are in some ranges."""
         for zone in (self.zero, self.clocked):
