@@ -171,3 +171,77 @@ def test_a_connector_that_is_not_in_the_jars_given_is_named_by_what_spark_says(
         "Spark has no connector for s3a: give --packages org.apache.hadoop:hadoop-aws:" in ran.err
     )
     assert not [key for key in store_server.keys("made-2") if key.endswith("_tables.json")]
+
+
+# -- Delta commits
+
+PUBLISHING = """
+import sys
+from datetime import UTC, datetime
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from umbel.pipeline import delta, storage
+from umbel.pipeline.errors import HistoryError
+from umbel.pipeline.places import Place
+
+url, kinds = sys.argv[1], {"number": "whole"}
+place = Place(url)
+
+
+def publication(number):
+    run = storage.new_run_id(datetime.now(UTC))
+    made = storage.Publication(None, place, run, storage.read_index(place))
+    for name in ("runs", "tasks"):
+        made.replace_few(name, [{"number": number}], kinds)
+    return made
+
+
+def seen():
+    index = storage.read_index(place)["tables"]
+    found = {}
+    for name in ("runs", "tasks"):
+        options = delta._options(place)
+        table = DeltaTable(f"{url}/{name}", storage_options=options)
+        assert table.version() == index[name]["version"]
+        paths = pa.table(table.get_add_actions())["path"].to_pylist()
+        assert [f"{name}/{path}" for path in paths] == [index[name]["files"][0]["path"]]
+        found[name] = table.to_pyarrow_table()["number"].to_pylist()
+    return found
+
+
+publication(1).commit({})
+print(seen())
+publication(2).commit({})
+print(seen())
+# A third one starts from what the second had published; a fourth is quicker.
+stale = storage.read_index(place)
+third = publication(3)
+publication(4).commit({})
+storage.read_index = lambda _: stale
+try:
+    third.commit({})
+except HistoryError as exc:
+    print(exc)
+del storage.read_index
+"""
+
+
+@pytest.mark.parametrize("scheme", ["s3", "s3a"])
+def test_tables_in_a_store_are_delta_tables_that_one_build_at_a_time_can_change(
+    store_server: StoreServer, tmp_path: Path, scheme: str
+) -> None:
+    url = store_server.upload(tmp_path, f"shop/{scheme}-delta").replace("s3://", f"{scheme}://")
+    done = subprocess.run(
+        [sys.executable, "-c", PUBLISHING, url],
+        env={**os.environ, **store_server.variables},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    first, second, refusal = done.stdout.splitlines()
+    assert (first, second) == ("{'runs': [1], 'tasks': [1]}", "{'runs': [2], 'tasks': [2]}")
+    assert refusal.startswith(f"another build has published {url} meanwhile")

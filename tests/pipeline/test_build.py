@@ -24,6 +24,7 @@ import pytest
 
 from tests.disks import small_disk
 from tests.pipeline.conftest import JAVA_OPTIONS
+from tests.pipeline.delta_reading import assert_delta_is_published
 from tests.pipeline.kills import Killer
 from tests.pipeline.worlds import (
     START,
@@ -178,6 +179,7 @@ def assert_same_tables(tables: Path, wanted: Path, rows: Rows) -> None:
     shown = {name for name in index["tables"] if not name.startswith("_")}
     for name in shown - {"runs"}:
         assert comparable(rows(tables, name)) == comparable(rows(wanted, name)), name
+    assert_delta_is_published(tables)
 
 
 @pytest.mark.skipif(not FULL, reason="make soak runs it; the test above kills at every step")

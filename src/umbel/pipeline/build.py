@@ -239,6 +239,7 @@ class Builder:
 
     def open(self) -> tuple[dict[str, Any], State, Listing]:
         """The tables until now, what the last build left, and what the log has on top of them."""
+        storage.take_back_delta(self.tables)
         storage.clean(self.tables)
         index: dict[str, Any] = {}
         state = State()

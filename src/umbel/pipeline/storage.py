@@ -1,6 +1,7 @@
 """The tables: which files each of them has, and the file that makes them visible.
 
     TABLES/_tables.json                                  the files of all tables of one build
+    TABLES/<table>/_delta_log/                           the same for other readers (`delta`)
     TABLES/<table>/r=<run>/part=<part>/part-*.parquet    written by one run
     TABLES/_work/<table>/r=<run>/…                       of a table that only builds read
     TABLES/_work/state-<run>.json                        what the next build goes on from
@@ -10,8 +11,9 @@
 A table is kept in *parts*: those of a cell of time, of a range of the order, or of a day. A run
 writes the parts that it changes as new files and takes over all others. Nobody sees any of it
 before the index is replaced, which is the very last step. A run that is killed leaves files that no
-index names: the next one removes them. Files of the last builds stay for those who are still
-reading them (`RUNS_KEPT`).
+index names: the next one removes them. (An object store has no locks: there files of runs that may
+still be at work stay for a day.) Files of the last builds stay for those who are still reading them
+(`RUNS_KEPT`).
 
 What Spark reports to have written is compared with what the driver finds, before anything refers to
 it: executors that write to a disk of their own would otherwise leave empty tables behind.
@@ -26,7 +28,7 @@ import re
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import pyarrow as pa
@@ -36,7 +38,7 @@ from pyspark.sql.functions import col, expr
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from umbel.pipeline import schemas
+from umbel.pipeline import delta, schemas
 from umbel.pipeline.errors import HistoryError
 from umbel.pipeline.places import Place
 
@@ -44,10 +46,12 @@ FORMAT: Final = 2
 INDEX: Final = "_tables.json"
 WORK: Final = "_work"
 RUNS_KEPT: Final = 3  # the last one included
+# Shorter: a long build in a store may lose its files to another one; longer: more garbage.
+AT_WORK_MAX: Final = timedelta(days=1)
 _RUN: Final = r"\d{8}T\d{12}-[0-9a-f]{4}"
 # What runs of this and of the older version (`v=`) write below a table.
 _WRITTEN: Final = re.compile(rf"[rv]=({_RUN})")
-_LEFT: Final = re.compile(rf"(?:[a-z_]+-{_RUN}|manifest\.json|tiers)")
+_LEFT: Final = re.compile(rf"(?:[a-z_]+-({_RUN})|manifest\.json|tiers)")
 _KEPT: Final = re.compile(rf"(?:index|state)-({_RUN})\.json")
 
 File = dict[str, Any]  # path, rows, part
@@ -87,6 +91,17 @@ def tighten_old(tables: Place) -> None:
             tables.tighten(name)
 
 
+def take_back_delta(tables: Place) -> None:
+    """Undo what a killed build has committed to Delta's logs and not published."""
+    if tables.read_json(INDEX) is not None and not read_index(tables):
+        return  # of an older version
+    index = read_index(tables)
+    if versions := delta.take_back(tables, index.get("tables", {}), index.get("batch", 0)):
+        for name, version in versions.items():
+            index["tables"][name]["version"] = version
+        tables.write_json(INDEX, index)
+
+
 def clean(tables: Place) -> None:
     """Remove what runs left behind that were killed, and what nobody reads any more.
 
@@ -97,14 +112,24 @@ def clean(tables: Place) -> None:
         return
     kept = set(index.get("kept", ()))
     files = {one["path"] for run in kept for one in _files_of(tables, run)}
+    at_work_since = "" if tables.is_local else new_run_id(datetime.now(UTC) - AT_WORK_MAX)
+
+    def is_gone(run: str | None) -> bool:
+        return not at_work_since or run is None or run < at_work_since
+
     for name in tables.names(WORK):
-        told = _KEPT.fullmatch(name)
-        if told[1] not in kept if told else _LEFT.fullmatch(name):
+        if told := _KEPT.fullmatch(name):
+            is_left = told[1] not in kept and is_gone(told[1])
+        else:
+            told = _LEFT.fullmatch(name)
+            is_left = told is not None and (told[1] in kept or is_gone(told[1]))
+        if is_left:
             tables.remove(f"{WORK}/{name}")
     shown = [name for name in tables.names() if not name.startswith(("_", "."))]
     for folder in (*shown, *(f"{WORK}/{name}" for name in tables.names(WORK))):
         for written in tables.names(folder):
-            if _WRITTEN.match(written):
+            told = _WRITTEN.match(written)
+            if told and is_gone(told[1]):
                 _clean_folder(tables, f"{folder}/{written}", files)
 
 
@@ -138,6 +163,7 @@ class Publication:
     run: str
     before: Mapping[str, Any] = field(default_factory=dict)
     made: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _footers: dict[str, pq.FileMetaData] = field(default_factory=dict)  # of files of this run
     # Tables are written by several threads at a time.
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
@@ -220,8 +246,14 @@ class Publication:
 
     def commit(self, state: Mapping[str, Any]) -> None:
         """From now on these are the tables."""
-        runs = read_index(self.tables).get("kept", ())
-        index = {**self.index, "kept": [self.run, *runs][:RUNS_KEPT]}
+        published, index = read_index(self.tables), self.index
+        batch = published.get("batch", 0) + 1
+        index |= {"batch": batch, "kept": [self.run, *published.get("kept", ())][:RUNS_KEPT]}
+        versions = delta.commit(
+            self.tables, index["tables"], published.get("tables", {}), batch, self._footers
+        )
+        for name, version in versions.items():
+            index["tables"][name] = {**index["tables"][name], "version": version}
         self.tables.write_json(f"{WORK}/state-{self.run}.json", state)
         self.tables.write_json(f"{WORK}/index-{self.run}.json", index)
         self.tables.write_json(INDEX, index)
@@ -278,6 +310,7 @@ class Publication:
         """The rows of a Parquet file, by its footer: a job of Spark takes longer."""
         try:
             with self.tables.open(path) as file:
-                return int(pq.read_metadata(file).num_rows)
+                footer = self._footers[path] = pq.read_metadata(file)
+                return int(footer.num_rows)
         except (pa.ArrowException, OSError) as exc:
             raise HistoryError(f"cannot read {self.tables.shown}/{path}: {exc}") from exc

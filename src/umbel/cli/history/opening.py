@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from umbel.pipeline.reading import Tables
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-_PACKAGES = frozenset({"duckdb", "fsspec", "numpy", "pandas", "py4j", "pyarrow", "pyspark"})
+_PACKAGES = frozenset(
+    {"deltalake", "duckdb", "fsspec", "numpy", "pandas", "py4j", "pyarrow", "pyspark"}
+)
 
 tables_option = click.option(
     "--tables",

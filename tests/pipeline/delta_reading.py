@@ -1,0 +1,32 @@
+"""The tables as a reader of Delta Lake sees them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+
+def published(tables: Path) -> dict[str, dict[str, Any]]:
+    """The tables that readers see, by name, as the index has them."""
+    index = json.loads((tables / "_tables.json").read_text())
+    return {name: entry for name, entry in index["tables"].items() if not name.startswith("_")}
+
+
+def delta_paths(tables: Path, name: str, version: int | None = None) -> set[str]:
+    """The files of a table, below the directory of all tables."""
+    table = DeltaTable(tables / name, version=version)
+    return {f"{name}/{path}" for path in pa.table(table.get_add_actions())["path"].to_pylist()}
+
+
+def assert_delta_is_published(tables: Path) -> None:
+    """The newest version of every table is the published one, and has the published files."""
+    for name, entry in published(tables).items():
+        table = DeltaTable(tables / name)
+        assert table.version() == entry["version"], name
+        assert delta_paths(tables, name) == {one["path"] for one in entry["files"]}, name
+        counts = pa.table(table.get_add_actions())["num_records"].to_pylist()
+        assert sum(counts) == entry["rows"], name
