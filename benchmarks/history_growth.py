@@ -7,6 +7,9 @@ some were recorded before, and a build with nothing new. Peak memory is that of 
 build. Disk is the size of the tables after ten increments, including files for readers of older
 builds, divided by the size of the log.
 
+Then `--follow` on the longest history, while 500 events a second are recorded, in segments of ten
+seconds: how old the newest published event is at worst, once the first build is there.
+
     python -m benchmarks.history_growth [--sizes 10000,1000000] [--directory DIR]
 """
 
@@ -36,6 +39,7 @@ INCREMENTS = 2
 # After one increment of each size, the disk is looked at after this many more at one million.
 MORE_INCREMENTS = 8
 LATE, REPEATED = 270, 500
+FOLLOW_S, FOLLOW_EVENTS_PER_S, FOLLOW_SEGMENT_S = 240, 500, 10
 CLIENT = "'gen77@web.example.org'"
 REQUIRED = {
     "new at 5 M to new at 1 M": (1.2, "<="),
@@ -45,6 +49,7 @@ REQUIRED = {
     "tables to log, bytes": (1.5, "<="),
     "10,000 events, wall s": (10.0, "<="),
     "10,000 events, GB": (1.2, "<="),
+    "following, age in s": (60.0, "<="),
 }
 SQL_TYPES = {"text": "VARCHAR", "whole": "BIGINT", "number": "DOUBLE", "flag": "BOOLEAN"}
 _STEPS = (
@@ -114,6 +119,48 @@ class History:
         assert program.returncode == 0, output
         wall_s = time.monotonic() - began
         return {"cpu s": sum(cpu_s.values()), "wall s": wall_s, "peak": float(peak)}
+
+    def follow(self) -> dict[str, float]:
+        """A build that follows: the greatest age of the newest published event, and memory."""
+        command = [sys.executable, "-m", "umbel", "history", "build", "--log", str(self.log)]
+        written: dict[str, float] = {}  # segments, and when they were
+        cpu_s, peak, ages, files = dict[int, float](), 0, list[float](), list[int]()
+        with subprocess.Popen(
+            [*command, "--tables", str(self.tables), "--follow"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ) as program:
+            began = time.monotonic()
+            while (now := time.monotonic()) < began + FOLLOW_S:
+                if now >= began + len(written) * FOLLOW_SEGMENT_S:
+                    self.grow(FOLLOW_EVENTS_PER_S * FOLLOW_SEGMENT_S)
+                    written[max(self.folder.iterdir()).name] = time.monotonic()
+                peak = max(peak, _look(program.pid, cpu_s))
+                covered, count = self._covered()
+                if seen := [written[name] for name in covered if name in written]:
+                    ages.append(time.monotonic() - max(seen))
+                    files.append(count)
+                time.sleep(0.5)
+            program.terminate()
+            assert program.wait(300) == 0
+        assert len(ages) > 2, "nothing was published"
+        return {
+            "age s": max(ages),
+            "peak": float(peak),
+            "cpu s": sum(cpu_s.values()),
+            "files at first": float(files[0]),
+            "files": float(files[-1]),
+        }
+
+    def _covered(self) -> tuple[list[str], int]:
+        """The segments behind the published tables, and how many files those have."""
+        try:
+            index = json.loads((self.tables / "_tables.json").read_text())
+            state = json.loads((self.tables / f"_work/state-{index['run']}.json").read_text())
+        except FileNotFoundError:  # replaced just now
+            return [], 0
+        count = sum(len(one["files"]) for one in index["tables"].values())
+        return [name for names in state["coverage"]["read"].values() for name in names], count
 
     def bytes_of(self, folder: Path) -> int:
         """What the files of a folder take."""
@@ -201,6 +248,9 @@ def measure(directory: Path, say: Callable[[str], None]) -> dict[str, Any]:
                 made["tables to log"] = tables / log
             made["builds"][size] = found
             say(json.dumps(found))
+            if size == SIZES[-1]:
+                made["following"] = history.follow()
+                say(json.dumps(made["following"]))
     return made
 
 
@@ -219,6 +269,7 @@ def figures(made: dict[str, Any]) -> dict[str, Callable[[], float]]:
         "tables to log, bytes": lambda: float(made["tables to log"]),
         "10,000 events, wall s": lambda: of(small, "all", "wall s"),
         "10,000 events, GB": lambda: of(small, "all", "peak") / 1e9,
+        "following, age in s": lambda: float(made["following"]["age s"]),
     }
 
 

@@ -244,14 +244,15 @@ class Builder:
         index: dict[str, Any] = {}
         state = State()
         if self.options.mode == "increments" and not self._is_anew:
-            index, state = self._before()
-        listing = self._look(state.coverage)
+            index, state = self.published()
+        listing = self.look(state.coverage)
         if len(listing.removed) > len(state.coverage.paths) * REMOVED_MAX:
             self._start_over(f"{len(listing.removed):,} segments were removed from the log")
             return self.open()
         return index, state, listing
 
-    def _before(self) -> tuple[dict[str, Any], State]:
+    def published(self) -> tuple[dict[str, Any], State]:
+        """The index of the tables and what the last build left; both empty if there is nothing."""
         index = storage.read_index(self.tables)
         told = storage.read_state(self.tables, index)
         if told is None or told.get("format") != STATE_FORMAT:
@@ -267,7 +268,8 @@ class Builder:
         self._is_anew = True
         self.options.progress(f"{reason}: building everything anew")
 
-    def _look(self, before: Coverage) -> Listing:
+    def look(self, before: Coverage) -> Listing:
+        """The log as it is now, for a build that follows one with this coverage."""
         for day, names in self._damaged.items():
             known = before.skipped.setdefault(day, [])
             known += [name for name in names if name not in known]
@@ -304,12 +306,12 @@ class Builder:
         self._log_bytes = sum(map(self.log.size, listing.coverage.paths))
         # Who reads meanwhile sees what was there before, and not the beginning of something new.
         is_shown = bool(index) or not storage.read_index(self.tables)
-        batches = list(self._batches(listing.fresh)) or [[]]
+        batches = list(self.batches(listing.fresh)) or [[]]
         gone = state.coverage.times_of(listing.removed)
         for number, paths in enumerate(batches, 1):
-            left = [path for later in batches[number:] for path in later]
-            state.coverage = listing.without(left)
-            publication = self._take(run, index, state, paths, gone)
+            left = {path for later in batches[number:] for path in later}
+            state.coverage = listing.coverage.without(left)
+            publication = self.take(run, index, state, paths, gone)
             index, gone = publication.index, []
             if is_shown or not left:
                 self._publish(run, publication, state)
@@ -317,7 +319,8 @@ class Builder:
         self._is_anew = False
         return run
 
-    def _batches(self, fresh: list[str]) -> Iterator[list[str]]:
+    def batches(self, fresh: list[str]) -> Iterator[list[str]]:
+        """Segments in parts that fit into memory."""
         batch: list[str] = []
         size = 0
         for path in fresh:
@@ -329,7 +332,7 @@ class Builder:
         if batch:
             yield batch
 
-    def _take(
+    def take(
         self,
         run: Run,
         index: Mapping[str, Any],

@@ -99,21 +99,27 @@ def commit(
 def take_back(tables: Place, published: Mapping[str, Entry], batch: int) -> dict[str, int]:
     """Undo commits of builds that did not live to publish; gives the new versions, if any.
 
-    Logs of tables that no build has published are removed.
+    Logs of tables that no build has published are removed, logs that have gone are made anew.
     """
     if not is_possible(tables):
         return {}
-    versions = {}
     for name in tables.names():
-        logged = tables.names(f"{name}/{LOG}") if not name.startswith(("_", ".")) else []
-        if not logged:
-            continue
-        entry = published.get(name)
-        if entry is None:
+        is_table = not name.startswith(("_", ".")) and tables.names(f"{name}/{LOG}")
+        if is_table and name not in published:
             tables.remove(f"{name}/{LOG}")
-        elif (version := entry.get("version")) is None or f"{version + 1:020}.json" in logged:
-            versions[name] = _advance(tables, name, entry, None, batch, {})
+    versions = {}
+    for name, entry in published.items():
+        if (version := entry.get("version")) is not None:
+            logged = tables.names(f"{name}/{LOG}")
+            if not logged or f"{version + 1:020}.json" in logged:
+                versions[name] = _advance(tables, name, entry, None, batch, {})
     return versions
+
+
+def is_of(tables: Place, name: str, entry: Entry) -> bool:
+    """Whether the newest version of a table has the files of an entry."""
+    found = _opened(tables, name)
+    return found is not None and _committed(found) == _paths(name, entry)
 
 
 def _advance(

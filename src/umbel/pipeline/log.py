@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -75,6 +75,16 @@ class Coverage:
         """The segments that may have events of these spans of time, each up to its end."""
         return [path for path in self.paths if _overlaps(self.spans.get(path, ()), times)]
 
+    def without(self, unread: Collection[str]) -> Coverage:
+        """The coverage of a build that has not read these segments yet."""
+        read = {
+            day: kept
+            for day, names in self.read.items()
+            if (kept := [name for name in names if f"{EVENTS}/{day}/{name}" not in unread])
+        }
+        spans = {path: span for path, span in self.spans.items() if path not in unread}
+        return replace(self, read=read, spans=spans)
+
     def times_of(self, paths: Iterable[str]) -> list[tuple[float, float]]:
         """The spans of time of some segments; all of time for one that does not tell."""
         told = (self.spans.get(path) or (-math.inf, math.inf) for path in paths)
@@ -88,17 +98,6 @@ class Listing:
     coverage: Coverage = field(default_factory=Coverage)
     fresh: list[str] = field(default_factory=list)  # paths that no build has read
     removed: list[str] = field(default_factory=list)  # paths that a build has read, and are gone
-
-    def without(self, unread: list[str]) -> Coverage:
-        """The coverage of a build that has not read these fresh segments yet."""
-        left = set(unread)
-        read = {
-            day: kept
-            for day, names in self.coverage.read.items()
-            if (kept := [name for name in names if f"{EVENTS}/{day}/{name}" not in left])
-        }
-        spans = {path: span for path, span in self.coverage.spans.items() if path not in left}
-        return replace(self.coverage, read=read, spans=spans)
 
 
 def _overlaps(span: Sequence[float], times: Sequence[tuple[float, float]]) -> bool:

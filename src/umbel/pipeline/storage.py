@@ -26,7 +26,7 @@ from __future__ import annotations
 import itertools
 import re
 import secrets
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -81,6 +81,15 @@ def published_few(tables: Place, index: Mapping[str, Any], name: str) -> list[di
         with tables.open(one["path"]) as file:
             found += pq.read_table(file).to_pylist()
     return found
+
+
+def read_files(
+    spark: SparkSession, tables: Place, files: Sequence[File], schema: StructType
+) -> DataFrame:
+    """The rows of some files of a table."""
+    if not files:
+        return schemas.no_rows(spark, schema)
+    return spark.read.schema(schema).parquet(*(tables.at(one["path"]) for one in files))
 
 
 def tighten_old(tables: Place) -> None:
@@ -183,10 +192,7 @@ class Publication:
         """The rows of a table, or of some parts, as far as this run has come; or `before` it."""
         files = self.before["tables"][name]["files"] if before else self.files(name)
         chosen = [one for one in files if parts is None or one["part"] in parts]
-        if not chosen:
-            return schemas.no_rows(self.spark, schema)
-        paths = [self.tables.at(one["path"]) for one in chosen]
-        return self.spark.read.schema(schema).parquet(*paths)
+        return read_files(self.spark, self.tables, chosen, schema)
 
     def replace(
         self, name: str, rows: DataFrame, by: str = "", parts: Collection[int | None] | None = None
@@ -304,9 +310,9 @@ class Publication:
     def _found(self, folder: str, part: int | None) -> list[File]:
         names = (name for name in self.tables.names(folder) if name.endswith(".parquet"))
         paths = (f"{folder}/{name}" for name in names if not name.startswith((".", "_")))
-        return [{"path": path, "rows": self._count(path), "part": part} for path in paths]
+        return [{"path": path, "rows": self.count(path), "part": part} for path in paths]
 
-    def _count(self, path: str) -> int:
+    def count(self, path: str) -> int:
         """The rows of a Parquet file, by its footer: a job of Spark takes longer."""
         try:
             with self.tables.open(path) as file:

@@ -21,6 +21,7 @@ from umbel.cli.errors import FINE, log_to_stderr, print_line
 from umbel.cli.group import Invocation
 from umbel.cli.history.moments import read_time
 from umbel.cli.history.opening import needing_packages, telling
+from umbel.cli.history.spark_options import chosen, log_option, spark_options
 from umbel.cli.plain import plain_json
 
 if TYPE_CHECKING:
@@ -47,12 +48,7 @@ missing one has the right version.
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.option(
-    "--log",
-    required=True,
-    metavar="DIR",
-    help="The event log, as 'umbel record' writes it.",
-)
+@log_option
 @click.option(
     "--tables",
     "directory",
@@ -60,24 +56,7 @@ missing one has the right version.
     metavar="DIR",
     help="Where the tables go; what is there is brought up to date.",
 )
-@click.option(
-    "--master",
-    metavar="URL",
-    help="Where Spark runs: spark://HOST:PORT, yarn, k8s://HOST:PORT; here (local[*]) by default.",
-)
-@click.option(
-    "--conf",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="A setting of Spark; may be given several times.",
-)
-@click.option(
-    "--packages",
-    multiple=True,
-    metavar="A:B:C,...",
-    help="Maven packages for Spark, as GROUP:ARTIFACT:VERSION.",
-)
-@click.option("--jars", multiple=True, metavar="FILE,...", help="Jar files for Spark.")
+@spark_options
 @click.option("--full", is_flag=True, help="Read the whole log, not only what is new.")
 @click.option("--follow", is_flag=True, help="Go on as the log grows, until Ctrl-C.")
 @click.option(
@@ -112,17 +91,14 @@ def build(
     Killed at any point, the tables stay as they were, and the next build goes on from there.
     """
     with needing_packages():
-        from umbel.pipeline import connectors, settings
         from umbel.pipeline.build import Options
-        from umbel.pipeline.session import LOCAL
-    given = settings.read_conf(conf, packages, jars)
-    connectors.check((log, directory), {**settings.read_defaults(), **given})
+    spark = chosen((log, directory), master, conf, packages, jars)
     with log_to_stderr("umbel.history", logging.WARNING), telling(invocation.quiet) as tell:
         options = Options(
             log=log,
             tables=directory,
-            master=settings.master_of(master, given, LOCAL),
-            settings=given,
+            master=spark.master,
+            settings=spark.settings,
             full=full,
             follow=follow,
             since=since,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from umbel.cli.history.build import build
+from umbel.cli.history.check import check
 from umbel.cli.history.picture import at
 from umbel.cli.history.report import report
 from umbel.cli.history.show import show
@@ -14,6 +15,7 @@ EPILOG = """\b
 Examples:
   umbel -A shop record --log events                        # all the time, somewhere
   umbel history build --log events --tables tables         # now and then; or --follow
+  umbel history check --log events --tables tables         # are the tables right?
   umbel history show tasks --tables tables --where "state = 'FAILURE'" --order "failed desc"
   umbel history sql --tables tables "SELECT state, count(*) FROM tasks GROUP BY ALL"
   umbel history at --tables tables --time "2026-11-16 07:30"
@@ -30,5 +32,5 @@ def history() -> None:
     """What the cluster did: build tables from the event log, and look at them."""
 
 
-for _verb in (build, show, sql, at, report):
+for _verb in (build, check, show, sql, at, report):
     history.add_command(_verb)
