@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -49,6 +51,7 @@ Rows = Callable[[Path, str], list[dict[str, Any]]]
 # What the session of the tests has too: see conftest.py.
 SHORT_LIVED = {"JAVA_TOOL_OPTIONS": JAVA_OPTIONS}
 WAIT_S = size(400, 1_800)
+KILLS = 15
 BUILD = [sys.executable, "-m", "umbel", "history", "build"]
 
 
@@ -230,11 +233,9 @@ def test_separate_executors_give_the_same_tables(
     check_same_tables_on("local-cluster[2,1,2048]", world, rows, tmp_path / "tables", start)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not FULL, reason="make soak runs it")
-def test_a_standalone_master_with_two_workers_gives_the_same_tables(
-    world: World, rows: Rows, tmp_path: Path, start: Callable[..., Program]
-) -> None:
+@pytest.fixture
+def standalone(tmp_path: Path, start: Callable[..., Program]) -> str:
+    """A standalone master with two workers; its URL."""
     import pyspark
 
     run_class = str(Path(pyspark.__file__).parent / "bin/spark-class")
@@ -245,7 +246,54 @@ def test_a_standalone_master_with_two_workers_gives_the_same_tables(
     for _ in range(2):
         worker = [run_class, f"{deploy}.worker.Worker", *here, "--cores", "1", "--memory", "2g"]
         start([*worker, master], env=env).wait_for("Successfully registered with master", 100)
-    check_same_tables_on(master, world, rows, tmp_path / "tables", start)
+    return str(master)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FULL, reason="make soak runs it")
+def test_a_standalone_master_with_two_workers_gives_the_same_tables(
+    world: World, rows: Rows, tmp_path: Path, start: Callable[..., Program], standalone: str
+) -> None:
+    check_same_tables_on(standalone, world, rows, tmp_path / "tables", start)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FULL, reason="make soak runs it; others kill at every step")
+@pytest.mark.parametrize("where", ["local", "standalone"])
+def test_builds_that_are_killed_at_random_moments_leave_nothing_wrong(
+    spark: SparkSession,
+    rows: Rows,
+    tmp_path: Path,
+    start: Callable[..., Program],
+    request: pytest.FixtureRequest,
+    where: str,
+) -> None:
+    from umbel.pipeline.build import Options, build
+
+    master = "local[2]" if where == "local" else request.getfixturevalue("standalone")
+    dice, log, tables = random.Random(17), LogWriter(tmp_path / "log"), tmp_path / "tables"
+    events = disturbed(stretched(cluster(KILLS * 200), 300), seed=4)
+    events.sort(key=lambda event: event["timestamp"])
+    command = [*BUILD, "--log", str(log.directory), "--tables", str(tables), "--master", master]
+    killed, began = 0, time.monotonic()
+    log.add(events[:200])
+    assert start(command, env=SHORT_LIVED).process.wait(WAIT_S) == 0
+    usual_s = time.monotonic() - began
+    for number in range(KILLS):
+        log.add(events[number * 220 + 200 : (number + 1) * 220 + 200])
+        program = start(command, env=SHORT_LIVED)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            program.process.wait(dice.uniform(0.2, 1.0) * usual_s)
+        if program.process.poll() is None:
+            os.kill(program.process.pid, signal.SIGKILL)
+            program.process.wait()
+            killed += 1
+        else:
+            assert program.process.returncode == 0, program.output
+    assert killed >= KILLS // 2
+    assert start(command, env=SHORT_LIVED).process.wait(WAIT_S) == 0
+    build(Options(log=str(log.directory), tables=str(tmp_path / "whole"), full=True), spark)
+    assert_same_tables(tables, tmp_path / "whole", rows)
 
 
 @pytest.mark.usefixtures("only_tasks")

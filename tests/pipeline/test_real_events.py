@@ -17,10 +17,11 @@ import pytest
 
 from tests.interop import nodes
 from tests.pipeline.kills import Killer
+from tests.pipeline.test_build import assert_same_tables
 from tests.pipeline.worlds import Event, LogWriter, differences, disturbed, folded
 from tests.recording import TAKES, recorder_program, rows_of, unique
 from tests.servers import RedisServer, wait_until
-from tests.sizes import size
+from tests.sizes import FULL, size
 from tests.workers import READY, Program
 from umbel import Umbel
 
@@ -115,16 +116,18 @@ def events(settings: dict[str, Any], workers: list[Program], tmp_path: Path) -> 
     return [json.loads(row["raw"]) for row in unique(rows_of(log))]
 
 
-@pytest.mark.usefixtures("only_tasks")
 def test_what_real_workers_tell_is_folded_the_same_at_once_and_in_increments_with_kills(
     spark: SparkSession,
     events: list[Event],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     rows: Callable[[Path, str], list[dict[str, Any]]],
+    request: pytest.FixtureRequest,
 ) -> None:
     from umbel.pipeline.build import Options, build
 
+    if not FULL:
+        request.getfixturevalue("only_tasks")
     wanted = folded(events)
     assert len(events) >= EVENTS
     assert {event["hostname"].partition("@")[0] for event in events} >= {"umbel", "celery"}
@@ -143,3 +146,7 @@ def test_what_real_workers_tell_is_folded_the_same_at_once_and_in_increments_wit
     assert killer.kills
     assert build(options, spark).kept == len(events)
     assert differences(rows(tables, "tasks"), wanted) == []
+    if FULL:
+        whole = tmp_path / "whole"
+        build(Options(log=options.log, tables=str(whole), full=True), spark)
+        assert_same_tables(tables, whole, rows)

@@ -119,7 +119,11 @@ def _checked(builder: Builder, sample: int | None, dice: random.Random) -> Verdi
         if not name.startswith("_") and name != "runs":
             builder.options.progress(f"comparing {name}")
             before, after = index["tables"][name], made["tables"].get(name, {"files": []})
-            count, finding = _compared(builder.spark, builder.tables, name, before, after)
+            try:
+                with explaining("cannot be read"):
+                    count, finding = _compared(builder.spark, builder.tables, name, before, after)
+            except HistoryError as exc:
+                count, finding = 0, f"{name}: {exc}"
             verdict.rows += count
             verdict.findings += [finding] if finding else []
     return verdict
