@@ -175,7 +175,8 @@ def _look(pid: int, cpu_s: dict[int, float]) -> int:
         for one in (top, *top.children(recursive=True)):
             times = one.cpu_times()
             cpu_s[one.pid] = times.user + times.system
-            total += one.memory_info().rss
+            # What is shared counts once: Java forks itself to start other programs.
+            total += one.memory_full_info().pss
     except psutil.Error:
         pass  # it has ended meanwhile
     return total
