@@ -434,6 +434,14 @@ class RabbitMQServer(Server):
             self._call("rabbit_vhost", "delete", f'{_binary(vhost)}, <<"tests">>') + ', ""'
         )
 
+    def limit_queues(self, vhost: str, count: int) -> None:
+        """Let a virtual host have no more than so many queues."""
+        limit = f'[{{<<"max-queues">>, {count}}}]'
+        self.evaluate(
+            self._call("rabbit_vhost_limit", "set", f'{_binary(vhost)}, {limit}, <<"guest">>')
+            + ', ""'
+        )
+
     def close_connections(
         self, reason: str = "closed by a test", ports: Iterable[int] | None = None
     ) -> None:

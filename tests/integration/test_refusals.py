@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
@@ -141,6 +142,57 @@ def test_a_queue_that_may_be_declared_and_not_read_is_left_out(
     worker.wait_until_ready()
     shop.send("celery", '"one"')
     worker.wait_for("ran one")
+
+
+@contextlib.contextmanager
+def trouble(kind: str, server: RabbitMQServer, vhost: str) -> Iterator[Queue]:
+    """A queue named `odd` that cannot be declared at the moment."""
+    jobs = Exchange("celery_jobs")
+    with server.connection(vhost) as other:
+        if kind == "locked":
+            other.channel().queue_declare("odd", durable=True, exclusive=True, auto_delete=False)
+        elif kind == "too many":
+            other.channel().queue_declare("celery", durable=True, auto_delete=False)
+            server.limit_queues(vhost, 1)
+        elif kind == "no exchange":
+            jobs = Exchange("missing", passive=True)
+        yield Queue("odd", jobs, routing_key="odd")
+
+
+@pytest.mark.parametrize("kind", ["locked", "too many", "no exchange"])
+def test_a_queue_that_cannot_be_declared_now_does_not_stop_the_others(
+    amqp_url: str, rabbitmq_server: RabbitMQServer, kind: str
+) -> None:
+    noted = Noted()
+    with trouble(kind, rabbitmq_server, amqp_url.rsplit("/", 1)[1]) as odd:
+        queues = [Queue("celery", Exchange("celery_jobs"), routing_key="celery"), odd]
+        settings: dict[str, Any] = {"broker_url": amqp_url, "result_backend": "disabled://"}
+        settings["task_queues"] = queues
+        settings["worker_enable_remote_control"] = False  # its queue would be one too many
+        inside = Inside(settings, noted, without_gossip=True, without_mingle=True).start()
+        try:
+            inside.send("note", 1, queue="celery")
+            wait_until(lambda: noted.ran == [1], what="the task")
+            assert list(inside.worker.refused_queues) == ["odd"]
+            assert inside.worker.tally.connections_lost == 0
+        finally:
+            inside.close()
+
+
+def test_a_worker_waits_for_its_only_queue_while_another_connection_has_it(
+    amqp_url: str, rabbitmq_server: RabbitMQServer
+) -> None:
+    noted = Noted()
+    settings: dict[str, Any] = {"broker_url": amqp_url, "result_backend": "disabled://"}
+    with trouble("locked", rabbitmq_server, amqp_url.rsplit("/", 1)[1]) as odd:
+        inside = Inside({**settings, "task_queues": [odd]}, noted).start(wait=False)
+        wait_until(lambda: inside.worker.tally.connections_lost > 2, what="tries")
+    try:
+        inside.wait_until_ready()
+        inside.send("note", 1, queue="odd")
+        wait_until(lambda: noted.ran == [1], what="the task")
+    finally:
+        inside.close()
 
 
 def wrong_addresses(redis: str, amqp: str) -> dict[str, tuple[str, str]]:

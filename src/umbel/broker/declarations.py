@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from amqp.exceptions import ChannelError
 from kombu import Connection, Queue
 from redis.exceptions import RedisError, ResponseError
 
@@ -15,9 +16,11 @@ from umbel.broker.permanent import Refused, permanent
 def declare_each(
     connection: Connection, channel: Any, queues: Iterable[Queue]
 ) -> dict[str, Refused]:
-    """Declare queues; returns those that the broker refuses for good, by name.
+    """Declare queues; returns those that the broker refuses, by name.
 
-    RabbitMQ closes the channel of a refusal, so the declarations have a channel of their own. On
+    RabbitMQ closes the channel of a refusal, so the declarations have a channel of their own. What
+    it answers there is about that queue alone, also if it may pass: a queue that another connection
+    has for itself, one too many for its virtual host, an exchange that is not there yet. On
     Redis the lists of a queue are looked at as well: one script takes messages from all of them,
     and would fail as a whole.
     """
@@ -30,6 +33,9 @@ def declare_each(
             _check_lists(used, queue.name)
         except (*connection.channel_errors, RedisError) as exc:
             cause = permanent(exc)
+            if cause is None and isinstance(exc, ChannelError):
+                text = " ".join(str(exc).split())
+                cause = Refused(text, "It is declared again once a minute.", may_pass=True)
             if cause is None or cause.login:
                 raise
             refused[queue.name] = cause

@@ -35,6 +35,8 @@ class Refused:
     remedy: str
     # It does not accept this user, password, virtual host, database or certificate at all.
     login: bool = False
+    # It may change by itself, so it ends nothing.
+    may_pass: bool = False
 
     def __str__(self) -> str:
         return f"{self.text.rstrip('.')}. {self.remedy}"

@@ -8,9 +8,11 @@ lost connection alike. What was taken before goes on.
 | with a stamp, to everybody      | the cluster: nodes tell it to each other (`cluster.pauses`) |
 | without one, to some            | this worker, until it ends                                  |
 
-A queue that the broker *refuses*, because it is there with other arguments or the user lacks a
-permission, is left out, so that it does not stop the others. It is declared again on every
-connection and once a minute; one that could be declared and not consumed, with `add` only.
+A queue that the broker *refuses*, because it is there with other arguments, the user lacks a
+permission or another connection has it for itself, is left out, so that it does not stop the
+others. It is declared again on every connection and once a minute; one that could be declared and
+not consumed, with `add` only. What may pass by itself ends no worker: one that has no other queue
+connects again.
 
 The last command holds here, whichever it was. What other nodes tell is heard on other threads. A
 worker that may not be paused, or not be resumed (`control_allow`), knows it, and passes it on, but
@@ -65,8 +67,11 @@ class Consumption:
         for name in self.refused_queues.keys() - self._unreadable:
             del self.refused_queues[name]
         wanted = self.queues
-        self._declare(wanted)
+        causes = self._declare(wanted)
         if wanted and not self.queues:
+            for cause in causes:
+                if cause.may_pass:  # sooner than in a minute: there is nothing else to do
+                    raise ConnectionError(cause.text)
             reasons = "; ".join(f"{name}: {why}" for name, why in self.refused_queues.items())
             url = self._worker.consumer.url
             self._worker.consumer.give_up(f"{url} refuses every queue of this worker: {reasons}")
@@ -82,12 +87,14 @@ class Consumption:
                 return bool(self.queues)
         return False
 
-    def _declare(self, queues: Iterable[Queue]) -> None:
+    def _declare(self, queues: Iterable[Queue]) -> list[Refused]:
         consumer = self._worker.consumer
-        if consumer.connection is not None:
-            found = declare_each(consumer.connection, consumer.channel, queues)
-            for name, cause in found.items():
-                self._refused(name, cause)
+        if consumer.connection is None:
+            return []
+        found = declare_each(consumer.connection, consumer.channel, queues)
+        for name, cause in found.items():
+            self._refused(name, cause)
+        return list(found.values())
 
     def _refused(self, name: str, cause: Refused) -> None:
         self.refused_queues[name] = str(cause)
