@@ -4,7 +4,7 @@ A cluster of prefork workers does everything that once made monitors lie: tasks 
 from pool processes, retries, failures, children, `task_send_sent_event`, elections, and a worker
 that is killed. Meanwhile a recorder writes the log, a dashboard listens, and it is asked all the
 time; `umbel status` is asked now and then. At the end Spark builds the tables. Everywhere exactly
-one worker is lost, the killed one, and nothing else is wrong.
+one worker is lost, the killed one, with the tasks that it ran, and nothing else is wrong.
 
 Some seconds on Redis; `make soak` does it for ten minutes on both brokers.
 """
@@ -30,7 +30,7 @@ from typing import Any
 import pytest
 
 from tests.servers import free_port, wait_until
-from tests.sites import APP, Site
+from tests.sites import APP, QUEUE, Site
 from tests.sizes import FULL, size
 from tests.workers import Program, WorkerProcess, run_umbel
 from umbel.app.results import AsyncResult
@@ -40,6 +40,7 @@ LOAD_S = size(8, 600)
 BROKERS = ("redis", "amqp") if FULL else ("redis",)
 NAMES = tuple(f"w{number}@test" for number in range(4))
 KILLED = NAMES[2]
+DOOMED = "doomed"  # a queue that only the killed one consumes, and the task in it
 LIVING = frozenset(NAMES) - {KILLED}
 SETTINGS = {"task_send_sent_event": True}
 UNDER_WAY_MAX = 60
@@ -78,13 +79,24 @@ class Load:
             self._election_at = time.monotonic() + ELECTION_S
             self.elect()
 
-    def _send(self, task: str, *args: Any) -> None:
+    def _send(self, task: str, *args: Any, **options: Any) -> AsyncResult:
         self.by_name[task] += 1
-        self.under_way.append(self.site.send(task, *args))
+        self.under_way.append(self.site.send(task, *args, **options))
+        return self.under_way[-1]
 
     def _has_room(self) -> bool:
         self.under_way = [one for one in self.under_way if not one.ready()]
         return len(self.under_way) < UNDER_WAY_MAX
+
+    def doom(self) -> str:
+        """Send a task that runs in the killed worker when that happens; its id."""
+        sent = self._send("report_and_wait", DOOMED, queue=DOOMED)
+        self.site.wait_until_begun(DOOMED)
+        return sent.id
+
+    def unended(self) -> set[str]:
+        """The tasks that have no result."""
+        return {one.id for one in self.under_way if not one.ready()}
 
     def elect(self) -> None:
         """One election of a task, one of a handler."""
@@ -203,11 +215,17 @@ def test_dashboard_status_and_history_show_the_killed_worker_and_no_false_alarm(
     )
     dashboard.wait_for(f"http://127.0.0.1:{port}/")
     watch = Watch(f"http://127.0.0.1:{port}/")
-    workers = {name: site.worker("prefork", "-E", "-n", name, settings=SETTINGS) for name in NAMES}
+    workers = {}
+    for name in NAMES:
+        queues = f"{QUEUE},{DOOMED}" if name == KILLED else QUEUE
+        options = ("-E", "-n", name, "-Q", queues)
+        workers[name] = site.worker("prefork", *options, settings=SETTINGS)
     wait_until(lambda: _has_figures(watch.nodes()), 30, "the figures of all workers")
     load = Load(site)
     watch.start()
     work(load, place, LOAD_S / 2, frozenset(NAMES))
+    doomed = load.doom()
+    wait_until(lambda: runs_on(watch, doomed) == KILLED, 30, "the doomed task to be seen")
     kill(workers[KILLED], watch)
     work(load, place, LOAD_S / 2, LIVING)
     wait_until(lambda: is_idle(site, watch.nodes()), 60, "all work to be done")
@@ -217,6 +235,7 @@ def test_dashboard_status_and_history_show_the_killed_worker_and_no_false_alarm(
     assert recorder.stop() == 0
     place.umbel("history", "build", "--log", "log", "--tables", "tables", timeout_s=BUILD_S)
     check_history(place, load)
+    check_losses(place, load, doomed)
     check_report(place, watch)
     for name in LIVING:
         assert workers[name].stop() == 0
@@ -252,6 +271,12 @@ def kill(worker: WorkerProcess, watch: Watch) -> None:
     os.kill(worker.pid, signal.SIGKILL)
     worker.wait()
     wait_until(lambda: watch.nodes()[KILLED]["state"] == "lost", 30, "the loss to be seen")
+
+
+def runs_on(watch: Watch, task_id: str) -> str | None:
+    """Which worker runs a task, as the dashboard shows it."""
+    tasks = watch.get("tasks", q=f"id:{task_id} state:running")["tasks"]
+    return str(tasks[0]["worker"]) if tasks else None
 
 
 def is_idle(site: Site, nodes: dict[str, Row]) -> bool:
@@ -293,9 +318,20 @@ def check_history(place: Place, load: Load) -> None:
     failed = [row for row in elections if row["verdict"] not in ("exactly once", "open")]
     assert failed == []
     check_tasks(place.rows("tasks"), load)
+
+
+def check_losses(place: Place, load: Load, doomed: str) -> None:
+    """What the killed worker ran is lost, all of it, and nothing else."""
     attempts = place.rows("attempts")
-    lost = [row for row in attempts if row["outcome"] in ("LOST", "RUNNING") or row["missing"]]
-    assert {row["worker"] for row in lost} <= {KILLED}
+    lost = [row for row in attempts if row["outcome"] == "LOST" or row["missing"]]
+    assert {row["worker"] for row in lost} == {KILLED}
+    assert {row["reason"] for row in lost if row["outcome"] == "LOST"} == {"worker lost"}
+    assert doomed in {row["uuid"] for row in lost}
+    running = {row["name"] for row in attempts if row["outcome"] == "RUNNING"}
+    assert running <= {f"{APP}.noop"}, "of the election that was held last"
+    states = {row["uuid"]: row["state"] for row in place.rows("tasks")}
+    assert doomed in load.unended()
+    assert {task for task in load.unended() if states[task] in ENDED} == set()
 
 
 def check_tasks(tasks: list[Row], load: Load) -> None:
