@@ -79,7 +79,8 @@ class TaskEvents:
         events = self._events
         if events is None or not request.strategy.tells:
             return
-        began = time() - (monotonic() - when)
+        ago_s = monotonic() - when  # first: whoever is held up in between must not begin too early
+        began = time() - ago_s
         by = events.stamper
         seq, clock = by.count(request.order.clock or None)
         events.keep(

@@ -59,7 +59,8 @@ def _started_at(request: Request) -> float | None:
     """Unix time of the start."""
     if request.accepted_at is None:
         return None
-    return time.time() - (time.monotonic() - request.accepted_at)
+    ago_s = time.monotonic() - request.accepted_at  # first, as in `TaskEvents.started`
+    return time.time() - ago_s
 
 
 def active(worker: Worker) -> list[Request]:
