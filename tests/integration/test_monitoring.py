@@ -46,7 +46,7 @@ SETTINGS = {"task_send_sent_event": True}
 UNDER_WAY_MAX = 60
 ELECTION_S = 2.0
 LOOK_S = 0.3
-BUILD_S = 400.0
+BUILD_S = size(400, 1_200)
 JAVA = {} if FULL else {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1"}  # short-lived
 ENDED = frozenset({"SUCCESS", "FAILURE"})
 
