@@ -120,7 +120,9 @@ class Made:
 
         self.spark, self.events, self.end = spark, events, end_of(raw)
         folded = fold(summarise(prepare(raw)))
-        self.known = folded.selectExpr("uuid", "name", "coalesce(root_id, uuid) AS root").cache()
+        self.known = folded.selectExpr(
+            "uuid", "name", "queue", "coalesce(root_id, uuid) AS root"
+        ).cache()
         self.tasks = tasks(folded, events)
 
     def rows(self, name: str) -> list[dict[str, Any]]:
@@ -142,7 +144,7 @@ class Made:
             workers,
         )
 
-        events, names = self.events, self.known.select("uuid", "name")
+        events, names = self.events, self.known.select("uuid", "name", "queue")
         births = workers.births(events)
         facts = workers.merge_life_facts(workers.life_facts(events, births))
         blocks = sequences.blocks(events)
