@@ -27,6 +27,9 @@ def test_an_election_tells_who_stood_who_won_and_how_often_it_was_done(
     stand(one, "keys", topic="rotate", action=[1])
     stand(other, "once", clock=5)
     stand(other, "split")
+    stand(other, "keys", topic="rotate", action=[1], stands=False)  # it says so for Celery's sake
+    stand(other, "refused", stands=False)
+    other.tell("worker-elected", id="refused")
     story.now += 0.5
     one.tell("worker-elected", id="once", winner="w2@a")
     other.tell("worker-elected", id="once", winner="w2@a")
@@ -52,6 +55,7 @@ def test_an_election_tells_who_stood_who_won_and_how_often_it_was_done(
         "keys": (None, "exactly once"),
         "theirs": (1, "exactly once"),
         "odd": (0, "open"),
+        "refused": (0, "open"),
     }
     once = found["once"]
     assert [(one["rank"], one["origin"], one["clock"]) for one in once["candidates"]] == [
@@ -63,6 +67,9 @@ def test_an_election_tells_who_stood_who_won_and_how_often_it_was_done(
     assert round(once["decided_after"], 3) == round(once["decided"] - once["requested"], 3) > 0.5
     assert (found["split"]["winners"], found["split"]["disagreement"]) == (["w1@a", "w2@a"], True)
     assert (found["theirs"]["winner"], found["theirs"]["acks"]) == (None, 1)
+    assert [one["hostname"] for one in found["keys"]["candidates"]] == ["w1@a"]
+    refused = found["refused"]
+    assert (refused["candidates"], refused["requested"], refused["decided"]) == ([], None, None)
 
 
 def test_an_election_is_open_as_long_as_it_may_still_be_carried_out(spark: SparkSession) -> None:

@@ -1,7 +1,8 @@
 """Elections: who stood, who was chosen, and whether it was done once.
 
 Candidates say that they stand (`worker-elect`), winners are told by everybody who learns of them
-(`worker-elected`, between Umbel's nodes). See `umbel.cluster.election`.
+(`worker-elected`, between Umbel's nodes). See `umbel.cluster.election`. A node that does not stand
+sends a `worker-elect` where Celery's workers need it, with `stands` false: it is no candidate.
 
 | column        | what it is                                                                    |
 | ------------- | ----------------------------------------------------------------------------- |
@@ -14,7 +15,8 @@ Candidates say that they stand (`worker-elect`), winners are told by everybody w
 | decided       | when the first one told the winner                                            |
 | decided_clock | the clock of that                                                             |
 | decided_after | seconds from `requested` to `decided`                                         |
-| winner        | the node that was chosen; null where nobody told: Celery's workers never do   |
+| winner        | the node that was chosen, of several the first by name; null where nobody     |
+|               | told: Celery's workers never do                                               |
 | winners       | every node that anybody told as the winner                                    |
 | disagreement  | whether those are more than one                                               |
 | acks          | `worker-elect-ack` events: Celery's workers wait for them                     |
@@ -70,21 +72,26 @@ def elections(events: DataFrame) -> DataFrame:
     held = spark.sql(
         """
         SELECT id, max(topic) FILTER (WHERE type = 'worker-elect') AS topic,
-            min(struct(timestamp, order_clock)) FILTER (WHERE type = 'worker-elect') AS request,
-            array_sort(collect_set(IF(type = 'worker-elect',
+            min(struct(timestamp, order_clock)) FILTER (WHERE stands) AS request,
+            array_sort(collect_set(IF(stands,
                 struct(order_clock AS clock, origin, hostname, incarnation), NULL))) AS stood,
-            min(struct(timestamp, order_clock)) FILTER (WHERE type = 'worker-elected') AS decision,
+            min(struct(timestamp, order_clock))
+                FILTER (WHERE type = 'worker-elected' AND winner IS NOT NULL) AS decision,
             array_sort(collect_set(IF(type = 'worker-elected', winner, NULL))) AS winners,
             count_if(type = 'worker-elect-ack') AS acks,
             min(received) FILTER (WHERE type = 'worker-elect') AS asked,
-            max(received) FILTER (WHERE type = 'worker-elected') AS told,
+            max(received) FILTER (WHERE type = 'worker-elected' AND winner IS NOT NULL) AS told,
             -- Celery's signatures have an id of their own, which its workers keep
             max(IF(type = 'worker-elect', get_json_object(raw, '$.action.options.task_id'), NULL))
                 AS task_id,
             array_sort(collect_set(_cell)) AS cells
-        FROM {events}
-        WHERE type IN ('worker-elect', 'worker-elect-ack', 'worker-elected') AND id IS NOT NULL
-        GROUP BY id
+        FROM (
+            SELECT *, type = 'worker-elect'
+                AND coalesce(get_json_object(raw, '$.stands'), '') != 'false' AS stands
+            FROM {events}
+            WHERE type IN ('worker-elect', 'worker-elect-ack', 'worker-elected')
+                AND id IS NOT NULL
+        ) GROUP BY id
         """,
         events=events,
     )
