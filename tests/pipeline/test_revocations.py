@@ -25,6 +25,8 @@ def test_a_revocation_tells_who_knew_and_whether_it_was_of_use(spark: SparkSessi
     one.tell("task-succeeded", "too late")
     one.tell("task-revoked", "ended", terminated=True, expired=False)
     one.tell("task-revoked", "old", terminated=False, expired=True)
+    first = one.tell("task-revoked", "twice", terminated=False)
+    last = other.tell("task-revoked", "twice", terminated=True)
     for odd in ({}, {"ids": 7}, {"ids": [None, {"a": 1}]}, {"ids": ["kept"], "stamp": "soon"}):
         one.tell("worker-revocation", **odd)
     found = {row["uuid"]: row for row in made(spark, "revocations", story.events)}
@@ -37,6 +39,7 @@ def test_a_revocation_tells_who_knew_and_whether_it_was_of_use(spark: SparkSessi
         "too late": (False, 0, ["w1@a"]),
         "waits": (None, 0, ["w2@a"]),
         "ended": (True, 0, []),
+        "twice": (True, 0, []),
     }
     kept = found["kept"]
     assert (kept["revoked"], kept["methods"]) == (5.0, ["mingle", "revoke"])
@@ -48,3 +51,6 @@ def test_a_revocation_tells_who_knew_and_whether_it_was_of_use(spark: SparkSessi
     assert found["waits"]["revoked"] == 8.0
     assert found["broken"]["violated_by"] == ["w1@a"]
     assert found["ended"]["terminated"] is True
+    twice = found["twice"]
+    assert (twice["revoked"], twice["stopped"]) == (first["timestamp"], last["timestamp"])
+    assert (twice["stopped_by"], twice["terminated"]) == ("w2@a", True)

@@ -9,7 +9,7 @@ expired are not here.
 | uuid          | the revoked task                                                              |
 | name          | its name, as in `tasks`                                                       |
 | revoked       | when it was revoked, by the wall clock of who did it; else when the first     |
-|               | worker knew, Unix seconds                                                     |
+|               | worker knew, or else stopped it, Unix seconds                                 |
 | revoked_clock | the clock at which the first worker knew                                      |
 | known         | when the first worker knew                                                    |
 | methods       | how workers learned of it                                                     |
@@ -97,6 +97,8 @@ def revocations(events: DataFrame, names: DataFrame) -> DataFrame:
                 max(IF(class = 'revoked' AND NOT coalesce(expired, false),
                     struct(order_clock, events.timestamp, events.hostname,
                         coalesce(terminated, false) AS terminated), NULL)) AS stop,
+                min(events.timestamp) FILTER (
+                    WHERE class = 'revoked' AND NOT coalesce(expired, false)) AS first_stop,
                 bool_or(class IN ('succeeded', 'failed')) AS ended,
                 count_if(class = 'started' AND order_clock > known_clock) AS violations,
                 array_sort(collect_set(IF(class = 'started' AND order_clock > known_clock,
@@ -109,7 +111,7 @@ def revocations(events: DataFrame, names: DataFrame) -> DataFrame:
             WHERE class IS NOT NULL
             GROUP BY events.uuid
         )
-        SELECT ids.uuid, names.name, coalesce(stamp, heard.known, stop.timestamp) AS revoked,
+        SELECT ids.uuid, names.name, coalesce(stamp, heard.known, first_stop) AS revoked,
             known_clock AS revoked_clock, heard.known, coalesce(methods, array()) AS methods,
             coalesce(seen_by, array()) AS seen_by, stop.hostname AS stopped_by,
             stop.timestamp AS stopped, stop.terminated AS terminated,
