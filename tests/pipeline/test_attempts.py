@@ -39,6 +39,10 @@ def test_each_execution_is_a_row_that_says_how_it_went(spark: SparkSession) -> N
     one.tell("task-cancelled", "no end")
     one.run("told twice", "task-revoked", terminated=True)
     one.tell("task-failed", "told twice", exception="Terminated(15)")
+    eta = story.now + 30
+    story.node("gen1@c").tell("task-sent", "no receipt", eta=eta)
+    one.tell("task-started", "no receipt", timestamp=eta + 2)
+    one.tell("task-succeeded", "no receipt", timestamp=eta + 3)
     story.now += 60
     one.beat()
     other.beat()
@@ -60,10 +64,12 @@ def test_each_execution_is_a_row_that_says_how_it_went(spark: SparkSession) -> N
         "orphan": [("w3@a", "LOST", "worker lost", "end")],
         "no end": [("w1@a", "LOST", "event lost", "end"), ("w1@a", "CANCELLED", "cancelled", None)],
         "told twice": [("w1@a", "REVOKED", "terminated", None)],
+        "no receipt": [("w1@a", "SUCCESS", None, None)],
         "running": [("w1@a", "RUNNING", None, None)],
     }
     by_uuid = {row["uuid"]: row for row in rows}
     assert by_uuid["fine"]["runtime"] == 0.5
+    assert by_uuid["no receipt"]["waited"] == 2.0  # since the eta that its sender asked for
     assert round(by_uuid["bad"]["runtime"], 3) == 0.1
     assert by_uuid["bad"]["exception"] == "ValueError('x')"
     assert by_uuid["fine"]["name"] == "shop.add"

@@ -82,7 +82,7 @@ def attempts(events: DataFrame, names: DataFrame) -> DataFrame:
         f"""
         SELECT placed.uuid, CAST(attempt AS BIGINT) AS attempt, name, hostname AS worker,
             life AS incarnation, coalesce(s.had.timestamp, e.had.timestamp) AS received,
-            {waited("s.timestamp", "s.queued", "s.had.eta")} AS waited,
+            {waited("s.timestamp", "s.queued", "s.eta")} AS waited,
             s.timestamp AS started, e.timestamp AS ended,
             CASE e.type WHEN 'task-succeeded' THEN 'SUCCESS' WHEN 'task-failed' THEN 'FAILURE'
                 WHEN 'task-retried' THEN 'RETRY' WHEN 'task-revoked' THEN 'REVOKED'
@@ -140,7 +140,8 @@ def executions(events: DataFrame) -> DataFrame:
     """Executions with their start `s` and their end `e`, of which one may be null.
 
     The events have their `life` (`workers.with_lives`). Of a start, `queued` is when its attempt
-    was sent, or received; and `had` is the receipt before it.
+    was sent, or received; `had` is the receipt before it; and `eta` is that of the receipt, or of
+    the sending where there is no receipt.
     """
     return events.sparkSession.sql(
         f"""
@@ -150,7 +151,7 @@ def executions(events: DataFrame) -> DataFrame:
                 runtime, exception, terminated, expired, requeue, CASE type {_STEPS} END AS step,
                 last(IF(class = 'sent', timestamp, NULL), true) OVER (
                     PARTITION BY uuid, coalesce(retries, 0L) {_BY_TIME}) AS sent,
-                last(IF(class = 'sent', timestamp, NULL), true) OVER (
+                last(IF(class = 'sent', struct(timestamp, eta), NULL), true) OVER (
                     PARTITION BY uuid {_BY_TIME}) AS last_sent,
                 last(IF(class = 'retried', timestamp, NULL), true) OVER (
                     PARTITION BY uuid {_BY_TIME}) AS last_retried
@@ -161,7 +162,8 @@ def executions(events: DataFrame) -> DataFrame:
                     eta), NULL), true) {_BEFORE} AS had
             FROM sendings WHERE step != 'name'
         ), numbered AS (
-            SELECT *, coalesce(had.queued, IF(last_retried IS NULL, last_sent, NULL)) AS queued,
+            SELECT * EXCEPT (eta), IF(had IS NULL, last_sent.eta, had.eta) AS eta,
+                coalesce(had.queued, IF(last_retried IS NULL, last_sent.timestamp, NULL)) AS queued,
                 count_if(
                     step = 'start'
                     OR (step LIKE '%end' AND NOT coalesce(prior IN ('start', 'end'), false))
@@ -169,7 +171,7 @@ def executions(events: DataFrame) -> DataFrame:
             FROM steps
         ), executions AS (
             SELECT uuid, hostname, number,
-                min(IF(step = 'start', struct({_PLACE}, life, had, queued), NULL)) AS s,
+                min(IF(step = 'start', struct({_PLACE}, life, had, queued, eta), NULL)) AS s,
                 min(IF(step LIKE '%end', struct({_PLACE}, life, had, runtime, exception,
                     terminated, expired, requeue), NULL)) AS e
             FROM numbered WHERE step != 'receipt'
@@ -178,7 +180,7 @@ def executions(events: DataFrame) -> DataFrame:
         SELECT *, coalesce(s.life, e.life) AS life,
             row_number() OVER (PARTITION BY uuid ORDER BY
                 coalesce(s.order_clock, e.order_clock), coalesce(s.timestamp, e.timestamp),
-                coalesce(s.origin, e.origin), number) AS attempt,
+                coalesce(s.origin, e.origin), number, hostname) AS attempt,
             lead(number) OVER (PARTITION BY uuid, hostname ORDER BY number) IS NOT NULL
                 AS ran_anew
         FROM executions
