@@ -42,6 +42,8 @@ def test_clocks_that_go_back_jump_are_missing_or_contradict_causes_are_found(
     five.tell("task-received", "late child", clock=90, parent_id="hasty", root_id="hasty")
     five.tell("task-received", "of another family", clock=71, parent_id="hasty")
     five.tell("task-received", "itself", clock=91, parent_id="itself")
+    client.tell("task-sent", "sent by hasty", parent_id="hasty", root_id="hasty")  # out of step
+    five.tell("task-succeeded", "sent by hasty", clock=60)
     rows = made(spark, "clock_audit", story.events)
     names = ("kind", "hostname", "uuid", "type", "clock", "other_type", "other_clock", "count")
     found = {tuple(row[name] for name in names) for row in rows}
@@ -55,6 +57,7 @@ def test_clocks_that_go_back_jump_are_missing_or_contradict_causes_are_found(
         (effect, "w5@a", "early", "task-started", 61, "task-received", 62, 1),
         (effect, "w5@a", "hasty", "task-failed", 79, "task-started", 80, 1),
         (effect, "w5@a", "child", "task-received", 70, "task-started", 80, 1),
+        (effect, "w5@a", "sent by hasty", "task-succeeded", 60, "task-started", 80, 1),
     }
     assert len(rows) == len(found)
     assert {row["other_hostname"] for row in rows if row["uuid"] == "sync"} == {"gen1@c"}

@@ -170,8 +170,9 @@ def _children(events: DataFrame, roots: DataFrame) -> DataFrame:
     return events.sparkSession.sql(
         f"""
         WITH first_of AS (
-            SELECT uuid, max(parent_id) AS parent_id, min({_EVENT}) AS event
-            FROM {{events}} WHERE class IS NOT NULL AND order_clock > 0 GROUP BY uuid
+            SELECT uuid, max(parent_id) AS parent_id,
+                min({_EVENT}) FILTER (WHERE order_clock > 0) AS event
+            FROM {{events}} WHERE class IS NOT NULL GROUP BY uuid
         ), starts AS (
             SELECT uuid, min({_EVENT}) AS started
             FROM {{events}} WHERE class = 'started' AND order_clock > 0 GROUP BY uuid
