@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from decimal import ROUND_HALF_UP, Decimal
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -74,23 +77,34 @@ def event_of(row: Row) -> Row:
     event["incarnation"] = row["inc"] if row["inc"] is not None else row["pid"]
     event["series"] = row.get("series")
     event["ord"] = (event["clock"], row["timestamp"], event["origin"])
-    event["order"] = (*event["ord"], kind, nulls_first(row["uuid"]))
     event["place"] = (*event["ord"], kind, row["tie"] or 0)
     return event
 
 
+def in_timeline(event: Row) -> tuple[Any, ...]:
+    """The place of an event in the one order of the cluster."""
+    others = ("uuid", "hostname", "pid", "inc", "sent_clock", "seq")
+    return (*event["ord"], event["type"], *(nulls_first(event[name]) for name in others))
+
+
 def unique(rows: Iterable[Row]) -> list[Row]:
-    """Each event once, in the order of the cluster."""
+    """Each event once, in the order of the cluster.
+
+    It has the first receipt, and of all else the greatest value: copies are equal in that, unless
+    a sender puts two contents under one identity.
+    """
     kept: dict[Any, Row] = {}
     for row in rows:
         key = tuple(row[name] for name in IDENTITY)
-        before = kept.get(key)
-        if before is None or (row["tie"] or 0, -row["received"]) > (
-            before["tie"] or 0,
-            -before["received"],
-        ):
-            kept[key] = row
-    return sorted(map(event_of, kept.values()), key=lambda event: event["order"])
+        if key not in kept:
+            kept[key] = dict(row)
+            continue
+        one = kept[key]
+        for name, value in row.items():
+            if value is not None:
+                choose = min if name == "received" else max
+                one[name] = value if one[name] is None else choose(one[name], value)
+    return sorted(map(event_of, kept.values()), key=in_timeline)
 
 
 def grouped(events: Iterable[Row], key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
@@ -123,7 +137,7 @@ def moment(eta: str | None) -> float | None:
     value = json.loads(eta)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
-    if not isinstance(value, str):
+    if not isinstance(value, str) or not re.match(r"....-..-..", value):
         return None
     try:
         read = datetime.fromisoformat(value)
@@ -132,34 +146,27 @@ def moment(eta: str | None) -> float | None:
     return (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
 
 
-def due(sent: float | None, received: float | None, eta: float | None) -> float | None:
-    """When an attempt was due."""
-    since = sent if sent is not None else received
-    if since is None:
-        return None
-    return since if eta is None else max(since, eta)
+def due(queued: float | None, eta: float | None) -> float | None:
+    """When an attempt was due that was sent, or received, at `queued`."""
+    return queued if queued is None or eta is None else max(queued, eta)
 
 
-def wait(
-    sent: float | None, received: float | None, eta: float | None, started: float | None
-) -> float | None:
+def wait(queued: float | None, eta: float | None, started: float | None) -> float | None:
     """Seconds from when an attempt was due to its start."""
-    since = sent if sent is not None else received
-    if since is None or started is None or started < since:
+    if queued is None or started is None or started < queued:
         return None
-    return max(0.0, started - (since if eta is None else max(since, eta)))
+    return max(0.0, started - (queued if eta is None else max(queued, eta)))
 
 
-def percentile(values: list[float], part: float) -> float | None:
-    """Linear between the two nearest."""
-    if not values:
-        return None
-    values = sorted(values)
-    at = part * (len(values) - 1)
-    low, high = math.floor(at), math.ceil(at)
-    if low == high:
-        return values[low]
-    return (high - at) * values[low] + (at - low) * values[high]
+def percentile(values: list[float], share: float) -> float | None:
+    """The least value that is not below this share of them."""
+    values = sorted(value for value in values if value >= 0)
+    return values[math.ceil(share * len(values)) - 1] if values else None
+
+
+def to_whole(number: float) -> int:
+    """The nearest whole number; a half is rounded away from zero."""
+    return int(Decimal(number).to_integral_value(ROUND_HALF_UP))
 
 
 class Tables:
@@ -170,16 +177,16 @@ class Tables:
         self.events = unique(rows)
         self.end = log_end(rows)
         self.of_task = grouped(self.events, lambda event: event["uuid"])
+        copies = grouped(map(event_of, rows), lambda event: event["uuid"])
+        self.folds = {uuid: folded(uuid, copies[uuid]) for uuid in self.of_task}
 
     def all(self) -> dict[str, list[Row]]:
         """The rows of every table, by its name."""
         return {
             "timeline": self.timeline(),
-            "tasks": self.tasks,
-            "attempts": [
-                {key: value for key, value in row.items() if key[0] != "_"} for row in self.attempts
-            ],
-            "workers": self.workers,
+            "tasks": shown(self.tasks),
+            "attempts": shown(self.attempts),
+            "workers": shown(self.workers),
             "elections": self.elections(),
             "revocations": self.revocations(),
             "clock_audit": self.clock_audit(),
@@ -214,15 +221,10 @@ class Tables:
     @cached_property
     def tasks(self) -> list[Row]:
         """One row a task."""
-        made = {uuid: folded(uuid, events) for uuid, events in self.of_task.items()}
-        executions = Counter(row["uuid"] for row in self._executions if row["missing"] != "start")
-        for task in made.values():
-            ended = {"SUCCESS": "succeeded", "FAILURE": "failed", "REVOKED": "revoked"}
-            task["finished"] = task[ended[task["state"]]] if task["state"] in ended else None
-            task["queue_wait"] = wait(
-                task["sent"], task["received"], moment(task["eta"]), task["started"]
-            )
-            task["attempts"] = executions[task["uuid"]]
+        made = {uuid: dict(task) for uuid, task in self.folds.items()}
+        for uuid, task in made.items():
+            task["queue_wait"] = wait(task["_queued"], moment(task["eta"]), task["started"])
+            task["attempts"] = sum(event["class"] == "started" for event in self.of_task[uuid])
             task["root"] = task["root_id"] if task["root_id"] is not None else task["uuid"]
             own = task["parent_id"] == task["uuid"]
             task["parent"] = None if own else task["parent_id"]
@@ -238,33 +240,28 @@ class Tables:
     @cached_property
     def names(self) -> dict[str, str | None]:
         """Names of tasks, by id."""
-        return {uuid: folded(uuid, events)["name"] for uuid, events in self.of_task.items()}
+        return {uuid: task["name"] for uuid, task in self.folds.items()}
 
     # -- attempts ------------------------------------------------------------------------------
-
-    @cached_property
-    def _executions(self) -> list[Row]:
-        made = []
-        for uuid, events in self.of_task.items():
-            for number, row in enumerate(executions_of(events, self.life_of), 1):
-                made.append({"uuid": uuid, "attempt": number, "name": self.names[uuid], **row})
-        return made
 
     @cached_property
     def attempts(self) -> list[Row]:
         """One row an execution."""
         status = {(row["hostname"], row["incarnation"]): row["status"] for row in self.workers}
-        for row in self._executions:
-            if row["outcome"] is None:
-                of = status.get((row["worker"], row["incarnation"]))
-                reasons = {"lost": "worker lost", "offline": "worker offline"}
-                if of in reasons:
-                    row |= {"outcome": "LOST", "reason": reasons[of], "missing": "end"}
-                elif row["_superseded"]:
-                    row |= {"outcome": "LOST", "reason": "event lost", "missing": "end"}
-                else:
-                    row["outcome"] = "RUNNING"
-        return self._executions
+        made = []
+        for uuid, events in self.of_task.items():
+            for number, row in enumerate(executions_of(events, self.life_of), 1):
+                made.append({"uuid": uuid, "attempt": number, "name": self.names[uuid], **row})
+        for row in made:
+            if row["ended"] is not None:
+                continue
+            of_worker = status.get((row["worker"], row["incarnation"]))
+            row["outcome"] = "RUNNING"
+            if of_worker in {"lost", "offline"}:
+                row |= {"outcome": "LOST", "reason": f"worker {of_worker}", "missing": "end"}
+            elif row["_ran_anew"]:
+                row |= {"outcome": "LOST", "reason": "event lost", "missing": "end"}
+        return made
 
     # -- workers -------------------------------------------------------------------------------
 
@@ -273,7 +270,8 @@ class Tables:
         """When the lives of Celery's workers began, by hostname and process."""
         made: dict[Any, set[float]] = defaultdict(set)
         for event in self.events:
-            if event["type"] == "worker-online" and event["inc"] is None and not event["processed"]:
+            is_first = event["processed"] is None or event["processed"] <= 0
+            if event["type"] == "worker-online" and event["inc"] is None and is_first:
                 made[event["hostname"], event["pid"]].add(event["timestamp"])
         return {key: sorted(times) for key, times in made.items()}
 
@@ -283,7 +281,7 @@ class Tables:
             return event["inc"]
         births = self.births.get((event["hostname"], event["pid"]), [])
         before = [time for time in births if time <= event["timestamp"]]
-        return int(before[-1] * 1_000_000) if before else event["pid"]
+        return to_whole(before[-1] * 1e6) if before and event["pid"] is not None else event["pid"]
 
     @cached_property
     def workers(self) -> list[Row]:
@@ -304,11 +302,7 @@ class Tables:
             rows.sort(key=lambda row: (row["online"], nulls_first(row["incarnation"])))
             for row, after in zip(rows, [*rows[1:], None], strict=True):
                 self.judge(row, after)
-        return [
-            {key: value for key, value in row.items() if key[0] != "_"}
-            for rows in by_host.values()
-            for row in rows
-        ]
+        return [row for rows in by_host.values() for row in rows]
 
     def life(self, hostname: str, incarnation: int | None, events: list[Row]) -> Row:
         """What a life says of itself."""
@@ -316,49 +310,53 @@ class Tables:
         def times(kind: str) -> list[float]:
             return [event["timestamp"] for event in events if event["type"] == kind]
 
-        def last(name: str) -> Any:
-            return next((e[name] for e in reversed(beats) if e[name] is not None), None)
+        def greatest(name: str) -> Any:
+            return max((e[name] for e in events if e[name] is not None), default=None)
 
         kinds = {"worker-online", "worker-heartbeat", "worker-offline"}
-        beats = [event for event in events if event["type"] in kinds]
-        own = [event for event in events if event["series"] is None] or events
-        seen = [event["timestamp"] for event in own]
-        online, offline = times("worker-online"), times("worker-offline")
-        came_back = set()
-        if offline:
-            last_off = max(e["ord"] for e in beats if e["type"] == "worker-offline")
-            came_back = {e["type"] for e in beats if e["ord"] > last_off}
-        is_celery = all(event["inc"] is None for event in events)
-        back = "worker-online" in came_back or (is_celery and "worker-heartbeat" in came_back)
-        drifts = sorted(round((e["received"] - e["timestamp"]) * 1000) for e in events)
+        names = ("freq", "active", "sw_ident", "sw_ver")
+        signs = [event for event in events if event["type"] in kinds]
+        last = max(
+            signs,
+            key=lambda e: (e["timestamp"], *(nulls_first(e[name]) for name in names)),
+            default=dict.fromkeys(names),
+        )
+        own = [event for event in events if event["series"] is None]
+        seen = [event["timestamp"] for event in events]
+        online, beats, offline = map(times, ("worker-online", "worker-heartbeat", "worker-offline"))
+        back = online if any(event["inc"] is not None for event in events) else online + beats
+        drifts = sorted(to_whole((e["received"] - e["timestamp"]) * 1000) for e in events)
+        numbers = [event for event in events if event["seq"] is not None]
         row = {
             "hostname": hostname,
             "incarnation": incarnation,
-            "pid": own[-1]["pid"],
-            "online": min(online) if online else min(seen),
-            "last_heartbeat": max(times("worker-heartbeat"), default=None),
+            "pid": greatest("pid"),
+            "online": min(online or seen),
+            "last_heartbeat": max(beats, default=None),
             "last_seen": max(seen),
-            "offline": max(offline) if offline and not back else None,
-            "processed": last("processed"),
-            "active": last("active"),
-            "freq": last("freq"),
+            "offline": None,
+            "processed": greatest("processed"),
+            "active": last["active"],
+            "freq": last["freq"],
             "drift": drifts[(len(drifts) - 1) // 2] / 1000,
-            "sw_ident": last("sw_ident"),
-            "sw_ver": last("sw_ver"),
+            "sw_ident": last["sw_ident"],
+            "sw_ver": last["sw_ver"],
             "events_seen": len(events),
-            "events_missing": missing_numbers(events),
-            "events_lost": max((e["lost"] for e in events if e["lost"] is not None), default=None),
+            "events_missing": missing_numbers(numbers) if numbers else None,
+            "events_lost": greatest("lost"),
         }
+        if offline and not any(time > max(offline) for time in back):
+            row["offline"] = max(offline)
         until = row["offline"] if row["offline"] is not None else row["last_seen"]
-        row["uptime"] = until - row["online"]
-        row["_last"] = max(own, key=lambda event: (event["clock"], event["timestamp"]))["received"]
-        freq = beats[-1]["freq"] if beats else None
+        row["uptime"] = max(0.0, until - row["online"])
+        row["_last"] = max(((e["clock"], e["timestamp"], e["received"]) for e in own), default=None)
+        freq = last["freq"]
         row["_interval"] = freq if freq is not None and 0 < freq <= 3_600 else 2.0
         return row
 
     def judge(self, row: Row, after: Row | None) -> None:
         """The status of a life, which may depend on the next one of the same hostname."""
-        silent = self.end - row["_last"] > 2 * row["_interval"]
+        silent = row["_last"] is not None and self.end - row["_last"][2] > 2 * row["_interval"]
         row["lost"] = None
         if row["offline"] is not None:
             row["status"] = "offline"
@@ -381,101 +379,123 @@ class Tables:
 
     def election(self, key: str, events: list[Row]) -> Row:
         """What became of one election."""
-        elects = [event for event in events if event["type"] == "worker-elect"]
-        raws = [json.loads(event["raw"]) for event in elects]
-        standing = [
-            e for e, raw in zip(elects, raws, strict=True) if raw.get("stands") is not False
-        ]
-        told = [event for event in events if event["type"] == "worker-elected"]
-        topics = [event["topic"] for event in [*elects, *told] if event["topic"] is not None]
-        topic = topics[0] if topics else None
-        winners = sorted({event["winner"] for event in told if event["winner"] is not None})
-        decided = [event for event in told if event["winner"] is not None]
-        task = next((found for raw in raws if (found := elected_task(raw)) is not None), None)
+        asked = [event for event in events if event["type"] == "worker-elect"]
+        stood = [event for event in asked if json.loads(event["raw"]).get("stands") is not False]
+        told = [e for e in events if e["type"] == "worker-elected" and e["winner"] is not None]
+        request = min(((e["timestamp"], e["clock"]) for e in stood), default=(None, None))
+        decision = min(((e["timestamp"], e["clock"]) for e in told), default=(None, None))
+        names = ("clock", "origin", "hostname", "incarnation")
+        candidates = sorted(
+            {tuple(event[name] for name in names) for event in stood},
+            key=lambda one: [nulls_first(value) for value in one],
+        )
+        winners = sorted({event["winner"] for event in told})
         row = {
             "id": key,
-            "topic": topic,
-            "requested": standing[0]["timestamp"] if standing else None,
-            "requested_clock": standing[0]["clock"] if standing else None,
+            "topic": max((e["topic"] for e in asked if e["topic"] is not None), default=None),
+            "requested": request[0],
+            "requested_clock": request[1],
             "candidates": [
-                {**{n: e[n] for n in ("hostname", "origin", "incarnation", "clock")}, "rank": rank}
-                for rank, e in enumerate(
-                    sorted(standing, key=lambda e: (e["clock"], e["origin"])), 1
-                )
+                {**dict(zip(names, one, strict=True)), "rank": rank}
+                for rank, one in enumerate(candidates, 1)
             ],
-            "decided": decided[0]["timestamp"] if decided else None,
-            "decided_clock": decided[0]["clock"] if decided else None,
-            "winner": decided[0]["winner"] if decided else None,
+            "decided": decision[0],
+            "decided_clock": decision[1],
+            "decided_after": minus(decision[0], request[0]),
+            "winner": winners[0] if winners else None,
             "winners": winners,
             "disagreement": len(winners) > 1,
             "acks": sum(event["type"] == "worker-elect-ack" for event in events),
             "executions": None,
         }
-        row["decided_after"] = minus(row["decided"], row["requested"])
-        count, is_open = len(winners), False
-        if row["requested"] is not None and not winners:
-            is_open = self.end - row["requested"] < 60
-        if topic == "task":
-            started = [e for e in self.of_task.get(task, []) if e["class"] == "started"]
-            retried = [e for e in self.of_task.get(task, []) if e["class"] == "retried"]
-            count = row["executions"] = max(0, len(started) - len(retried))
-            sent = [e["timestamp"] for e in self.of_task.get(task, []) if e["class"] == "sent"]
-            is_open = count == 0 and (is_open or (bool(sent) and self.end - max(sent) < 3_600))
-        verdicts = {0: "none", 1: "exactly once"}
-        row["verdict"] = "open" if is_open else verdicts.get(count, "more")
+        heard = [event["received"] for event in told]
+        count, dropped = len(winners), False
+        if row["topic"] == "task":
+            ids = {key, *(elected_task(json.loads(event["raw"])) for event in asked)}
+            of_task = [event for uuid in ids for event in self.of_task.get(uuid, [])]
+            heard += [event["received"] for event in of_task]
+            dropped = any(
+                e["class"] == "revoked" or (e["class"] == "rejected" and not e["requeue"])
+                for e in of_task
+            )
+            count = row["executions"] = executions_told(of_task)
+        row["verdict"] = {0: "none", 1: "exactly once"}.get(count, "more")
+        if count == 0 and not dropped:
+            since = max(heard) if heard else min((e["received"] for e in asked), default=-math.inf)
+            if self.end - since <= (3_600 if heard else 60):
+                row["verdict"] = "open"
         return row
 
     # -- revocations ---------------------------------------------------------------------------
 
     def revocations(self) -> list[Row]:
         """One row a revoked task."""
-        told: dict[str, list[tuple[Row, Row]]] = defaultdict(list)
+        told: dict[str, list[tuple[Row, Row, int]]] = defaultdict(list)
         for event in self.events:
             if event["type"] == "worker-revocation":
                 raw = json.loads(event["raw"])
                 ids = raw.get("ids")
-                for uuid in set(ids) if isinstance(ids, list) else ():
-                    told[uuid].append((event, raw))
+                for number, uuid in enumerate(ids if isinstance(ids, list) else ()):
+                    if isinstance(uuid, str):
+                        told[uuid].append((event, raw, number))
         stops: dict[str, list[Row]] = defaultdict(list)
         for event in self.events:
             if event["class"] == "revoked" and not event["expired"]:
                 stops[event["uuid"]].append(event)
         return [self.revocation(u, told[u], stops[u]) for u in sorted({*told, *stops})]
 
-    def revocation(self, uuid: str, told: list[tuple[Row, Row]], stops: list[Row]) -> Row:
+    def revocation(self, uuid: str, told: list[tuple[Row, Row, int]], stops: list[Row]) -> Row:
         """What became of one revocation."""
         events = self.of_task.get(uuid, [])
-        knew: dict[str, int] = {}
-        for event, _ in told:
-            knew.setdefault(event["hostname"], event["clock"])
-        starts = [e for e in events if e["class"] == "started"]
+        knew: dict[Any, int] = {}
+        stamps = []
+        for event, raw, number in told:
+            who = (event["hostname"], event["incarnation"])
+            knew[who] = min(event["clock"], knew.get(who, event["clock"]))
+            each = raw.get("stamps")
+            has_own = isinstance(each, list) and number < len(each)
+            stamp = each[number] if has_own else raw.get("stamp")
+            if isinstance(stamp, int | float):
+                stamps.append(float(stamp))
         violations = [
-            e for e in starts if e["hostname"] in knew and e["clock"] > knew[e["hostname"]]
+            event
+            for event in events
+            if event["class"] == "started"
+            and (who := (event["hostname"], event["incarnation"])) in knew
+            and event["clock"] > knew[who]
         ]
-        stop = stops[0] if stops else None
-        stamps = [raw["stamp"] for _, raw in told if isinstance(raw.get("stamp"), int | float)]
-        known = min((event["timestamp"] for event, _ in told), default=None)
-        ended = any(e["class"] in {"succeeded", "failed"} for e in events)
+        names = ("clock", "timestamp", "hostname")
+        stop = max(
+            stops, key=lambda e: (*(e[n] for n in names), bool(e["terminated"])), default=None
+        )
+        known = min((event["timestamp"] for event, _, _ in told), default=None)
         effective = None
-        if violations or (ended and stop is None):
+        if violations:
             effective = False
         elif stop is not None:
             effective = True
-        first = known if known is not None else stop["timestamp"] if stop else None
+        elif any(event["class"] in {"succeeded", "failed"} for event in events):
+            effective = False
+        firsts = [
+            min(stamps, default=None),
+            known,
+            min((e["timestamp"] for e in stops), default=None),
+        ]
+        methods = {raw["method"] for _, raw, _ in told if isinstance(raw.get("method"), str)}
         return {
             "uuid": uuid,
             "name": self.names.get(uuid),
-            "revoked": min(stamps) if stamps else first,
-            "revoked_clock": min((event["clock"] for event, _ in told), default=None),
+            "revoked": next((time for time in firsts if time is not None), None),
+            "revoked_clock": min(knew.values(), default=None),
             "known": known,
-            "methods": sorted({raw["method"] for _, raw in told if raw.get("method")}),
-            "seen_by": sorted({event["hostname"] for event, _ in told}),
+            "methods": sorted(methods),
+            "seen_by": sorted({hostname for hostname, _ in knew}),
             "stopped_by": stop["hostname"] if stop else None,
             "stopped": stop["timestamp"] if stop else None,
-            "terminated": any(bool(e["terminated"]) for e in stops),
+            "terminated": bool(stop["terminated"]) if stop else None,
             "effective": effective,
             "violations": len(violations),
-            "violated_by": sorted({e["hostname"] for e in violations}),
+            "violated_by": sorted({event["hostname"] for event in violations}),
         }
 
     # -- clock_audit ---------------------------------------------------------------------------
@@ -487,36 +507,52 @@ class Tables:
     def of_senders(self) -> list[Row]:
         """Clocks of one sender that went back, jumped, or are not there."""
         made = []
+        aside = {"task-sent", "task-started", "task-retried", "worker-elect"}
         for events in senders(self.events).values():
-            clocked = [event for event in events if event["sent_clock"] is not None]
-            for before, event in zip(clocked, clocked[1:], strict=False):
+            names = ("seq", "sent_clock", "timestamp", "type", "uuid")
+            clocked = sorted(
+                (e for e in events if e["sent_clock"] is not None and e["type"] not in aside),
+                key=lambda e: [nulls_first(e[name]) for name in names],
+            )
+            for before, event in pairwise(clocked):
                 step = event["sent_clock"] - before["sent_clock"]
-                if step <= 0:
-                    made.append(finding("went back", event, before))
-                elif step > 2**40:
-                    made.append(finding("jump", event, before))
+                if step < 0 or step > 2**40:
+                    kind = "went back" if step < 0 else "jump"
+                    row = finding(kind, event, before)
+                    row |= {"clock": event["sent_clock"], "other_clock": before["sent_clock"]}
+                    made.append(row)
         missing: dict[Any, list[Row]] = defaultdict(list)
         for event in self.events:
             if event["sent_clock"] is None:
                 missing[event["hostname"], event["incarnation"], event["type"]].append(event)
         for events in missing.values():
-            made.append({**finding("missing", events[0], None), "count": len(events)})
+            first = min(events, key=lambda e: (e["timestamp"], nulls_first(e["uuid"])))
+            row = finding("missing", first, None)
+            made.append(row | {"clock": None, "count": len(events)})
         return made
 
     def of_causes(self) -> list[Row]:
         """Effects before their causes."""
-        made = []
+        pairs: list[tuple[Row | None, Row | None]] = []
         for uuid, events in self.of_task.items():
-            first = {kind: e for e in reversed(events) if (kind := e["class"])}
-            for effect, cause in (("received", "sent"), ("started", "received")):
-                a, b = first.get(effect), first.get(cause)
-                if a and b and a["clock"] < b["clock"]:
-                    made.append(finding("effect before cause", a, b))
-            parent = self.task_of[uuid]["parent"]
-            starts = [e for e in self.of_task.get(parent, []) if e["class"] == "started"]
-            if starts and events[0]["clock"] <= starts[0]["clock"]:
-                made.append(finding("effect before cause", events[0], starts[0]))
-        return made
+            pairs += in_a_task(events)
+            parents = [e["parent_id"] for e in events if e["parent_id"] is not None]
+            parent = max(parents, default=uuid)
+            if parent != uuid and parent in self.of_task and self.root(parent) == self.root(uuid):
+                starts = [e for e in self.of_task[parent] if e["class"] == "started"]
+                pairs.append(
+                    (first(e for e in starts if e["clock"]), first(e for e in events if e["clock"]))
+                )
+        return [
+            finding("effect before cause", effect, cause)
+            for cause, effect in pairs
+            if cause is not None and effect is not None and 0 < effect["clock"] <= cause["clock"]
+        ]
+
+    def root(self, uuid: str) -> str:
+        """The family of a task."""
+        root = self.folds[uuid]["root_id"]
+        return uuid if root is None else root
 
     # -- rates ---------------------------------------------------------------------------------
 
@@ -538,9 +574,8 @@ class Tables:
             who = (row["name"], row["worker"])
             if row["started"] is not None and row["waited"] is not None:
                 waits[span(row["started"]), *who].append(row["waited"])
-            if row["ended"] is not None and row["runtime"] is not None:
-                if row["outcome"] in {"SUCCESS", "FAILURE", "RETRY"}:
-                    runs[span(row["ended"]), *who].append(row["runtime"])
+            if row["outcome"] in {"SUCCESS", "FAILURE", "RETRY"} and row["runtime"] is not None:
+                runs[span(row["ended"]), *who].append(row["runtime"])
         return [
             {
                 column: key[0],
@@ -563,14 +598,14 @@ class Tables:
                 queue = self.task_of[row["uuid"]]["queue"]
                 spans.append((queue, row["started"] - row["waited"], row["started"], True))
         for task in self.tasks:
-            at = due(task["sent"], task["received"], moment(task["eta"]))
+            at = due(task["_queued"], moment(task["eta"]))
             if at is None:
                 continue
             if task["state"] in {"PENDING", "RECEIVED"} and at <= self.end:
                 spans.append((task["queue"], at, self.end, False))
             if task["state"] in {"REVOKED", "REJECTED"} and task["started"] is None:
-                until = task["finished"] if task["state"] == "REVOKED" else task["rejected"]
-                if until is not None and at < until:
+                until = task["finished"] if task["finished"] is not None else task["rejected"]
+                if until is not None and at <= until:
                     spans.append((task["queue"], at, until, False))
         arrivals, starts = Counter[Any](), Counter[Any]()
         waiting: dict[Any, list[float]] = defaultdict(list)
@@ -610,7 +645,7 @@ class Tables:
     def family(self, root: str, tasks: list[Row]) -> Row:
         """A root and all that came of it."""
         of_id = {task["uuid"]: task for task in tasks}
-        first = self.task_of.get(root, {})
+        first = of_id.get(root, {})
         begun = [at for task in tasks if (at := self.beginning(task["uuid"])) is not None]
         ended = [task for task in tasks if task["finished"] is not None]
         chain: list[Row] = []
@@ -623,7 +658,7 @@ class Tables:
                 chain.append(parent)
             chain.reverse()
         failed = sum(task["state"] == "FAILURE" for task in tasks)
-        end = chain and max(task["finished"] for task in ended)
+        end = max((task["finished"] for task in ended), default=None)
         row = {
             "root_id": root,
             "name": first.get("name"),
@@ -631,7 +666,7 @@ class Tables:
             "size": len(tasks),
             "depth": max((t["depth"] for t in tasks if t["depth"] is not None), default=None),
             "began": min(begun, default=None),
-            "ended": end or None,
+            "ended": end,
             "critical_path": None,
             "critical_tasks": [task["uuid"] for task in chain],
             "failed": failed,
@@ -656,20 +691,35 @@ class Tables:
         """One row a hole in the numbers of a sender."""
         made = []
         for (hostname, incarnation, series), events in senders(self.events).items():
-            edges: list[Row | None] = [None, *events]
-            for before, after in zip(edges, events, strict=False):
-                first = 1 if before is None else before["seq"] + 1
-                if after["seq"] <= first - (before is not None) or after["seq"] == first:
+            of_number = grouped(events, lambda event: event["seq"])
+            numbers = sorted(of_number)
+            reports = [
+                (number, max(lost))
+                for number in numbers
+                if (lost := [e["lost"] for e in of_number[number] if e["lost"] is not None])
+            ]
+            for before, after in pairwise([None, *numbers]):
+                first = 1 if before is None else before + 1
+                if after <= first:
                     continue
-                row = {"hostname": hostname, "incarnation": incarnation, "series": series}
-                row |= {"first": first, "last": after["seq"] - 1, "missing": after["seq"] - first}
-                row |= {"kind": "beginning" if before is None else "hole"}
-                row |= {"before": before and before["timestamp"], "after": after["timestamp"]}
-                lost = [e for e in events if e["lost"] is not None]
-                until = next((e["lost"] for e in lost if e["seq"] >= after["seq"]), 0)
-                since = max((e["lost"] for e in lost if e["seq"] < first), default=0)
-                row["events_lost"] = min(row["missing"], max(0, until - since))
-                made.append(row)
+                lost_before = [lost for number, lost in reports if number < first]
+                lost_after = [lost for number, lost in reports if number >= after]
+                lost = lost_after and lost_after[0] - (lost_before[-1] if lost_before else 0)
+                times = [e["timestamp"] for e in of_number[before]] if before is not None else []
+                made.append(
+                    {
+                        "hostname": hostname,
+                        "incarnation": incarnation,
+                        "series": series,
+                        "first": first,
+                        "last": after - 1,
+                        "missing": after - first,
+                        "kind": "beginning" if before is None else "hole",
+                        "before": max(times, default=None),
+                        "after": min(e["timestamp"] for e in of_number[after]),
+                        "events_lost": max(0, min(after - first, lost)) if lost_after else None,
+                    }
+                )
         return made
 
 
@@ -685,10 +735,11 @@ def folded(uuid: str, events: list[Row]) -> Row:
             last[kind] = event
     in_order = sorted(last.values(), key=lambda event: event["place"])
     retried = last.get("retried")
-    state = "RETRY"
+    state, holder = "RETRY", retried
     for kind in PRECEDENCE:
-        if kind in last and (retried is None or last[kind]["ord"] > retried["ord"]):
-            custom = last[kind]["type"].removeprefix("task-").upper()
+        if kind in last and (retried is None or last[kind]["place"] > retried["place"]):
+            holder = last[kind]
+            custom = holder["type"].removeprefix("task-").upper()
             state = custom if kind == "custom" else STATE[kind]
             break
     task: Row = {"uuid": uuid, "state": state}
@@ -697,20 +748,28 @@ def folded(uuid: str, events: list[Row]) -> Row:
     for field in FIELDS:
         task[field] = None
         for event in in_order:
-            if event["present"] & BIT[field] or (field == "queue" and event["queue"] is not None):
+            if event["present"] & BIT[field]:
                 task[field] = event[field]
     others = [event for event in in_order if event["class"] != "sent"]
     task["worker"] = others[-1]["hostname"] if others else None
     task["client"] = last["sent"]["hostname"] if "sent" in last else None
     giving = in_order
-    if state not in {"RECEIVED", "REJECTED", "RETRY", "PENDING"}:
+    if holder["class"] not in {"received", "rejected", "retried", "sent"}:
         giving = [event for event in in_order if event["class"] != "received"]
     task["timestamp"], task["clock"] = giving[-1]["timestamp"], giving[-1]["clock"]
-    extra: Row = {}
-    for event in in_order:
-        extra |= json.loads(event["extra"]) if event["extra"] else {}
-    task["extra"] = json.dumps(extra) if extra else None
+    task["extra"] = next((e["extra"] for e in reversed(in_order) if e["extra"] is not None), None)
+    ended = state in {"SUCCESS", "FAILURE", "REVOKED"}
+    task["finished"] = holder["timestamp"] if ended else None
+    task["_queued"] = queued(last.get("sent"), last.get("received"))
     return task
+
+
+def queued(sent: Row | None, received: Row | None) -> float | None:
+    """When the last attempt of a task was sent; or received, where nobody saw that one sent."""
+    if sent is None or received is None:
+        return (sent or received or {}).get("timestamp")
+    is_retry = (received["retries"] or 0) > (sent["retries"] or 0)
+    return received["timestamp"] if is_retry else sent["timestamp"]
 
 
 def depth(task: Row, tasks: dict[str, Row]) -> int | None:
@@ -728,74 +787,97 @@ def depth(task: Row, tasks: dict[str, Row]) -> int | None:
     return steps if steps <= 1_023 else None
 
 
+OUTCOMES = {
+    "task-succeeded": "SUCCESS", "task-failed": "FAILURE", "task-revoked": "REVOKED",
+    "task-retried": "RETRY", "task-rejected": "REJECTED", "task-cancelled": "CANCELLED",
+}  # fmt: skip
+# Another end right after one of these says the same again.
+FINAL = {"task-succeeded", "task-failed", "task-revoked"}
+
+
 def executions_of(events: list[Row], life_of: Callable[[Row], int | None]) -> list[Row]:
     """The executions of a task, in the order of their first events."""
     made: list[Row] = []
-    running: dict[Any, Row] = {}
-    received: dict[Any, Row] = {}
-    sent: Row | None = None
-    outcomes = {
-        "task-succeeded": "SUCCESS", "task-failed": "FAILURE", "task-retried": "RETRY",
-        "task-revoked": "REVOKED", "task-rejected": "REJECTED", "task-cancelled": "CANCELLED",
-    }  # fmt: skip
-    for event in events:
-        who = (event["hostname"], life_of(event))
-        if event["class"] == "sent":
-            sent = event
-        elif event["class"] == "received":
-            received[who] = event
-        elif event["class"] == "started":
-            if who in running:
-                running.pop(who)["_superseded"] = True
-            running[who] = execution(who, event, received.pop(who, None), sent)
-            made.append(running[who])
-        elif event["type"] in outcomes:
-            row = running.pop(who, None)
-            if row is None:
-                dropped = event["class"] == "revoked" and not event["terminated"]
-                if dropped or event["class"] == "rejected" or event["type"] == "task-cancelled":
-                    continue
-                row = execution(who, None, received.pop(who, None), sent)
-                row["missing"] = "start"
-                made.append(row)
-            end(row, event, outcomes[event["type"]])
-    return made
+    by_time = sorted(events, key=lambda e: (e["timestamp"], e["clock"], e["type"], e["tie"]))
+    for told in grouped(events, lambda event: event["hostname"]).values():
+        here: list[Row] = []
+        receipt = before = None
+        for event in sorted(told, key=lambda event: event["place"]):
+            kind = event["type"]
+            if kind == "task-received":
+                receipt = event
+            elif kind == "task-started":
+                here.append(execution(event, receipt, waited(event, receipt, by_time), life_of))
+            elif kind not in OUTCOMES:
+                continue
+            elif before == "task-started":
+                if here[-1]["incarnation"] is None:
+                    here[-1]["incarnation"] = life_of(event)
+                end(here[-1], event)
+            elif before not in FINAL:
+                here.append(execution(event, receipt, None, life_of))
+                here[-1] |= {"missing": "start", "started": None, "started_clock": None}
+                end(here[-1], event)
+            before = kind
+        for number, row in enumerate(here):
+            row["_first"] = (*row["_first"], number, row["worker"])
+        begun = [row for row in here if not row["_never_began"]]
+        for row in begun[:-1]:
+            row["_ran_anew"] = True
+        made += begun
+    return sorted(made, key=lambda row: row["_first"])
 
 
-def execution(who: Any, start: Row | None, received: Row | None, sent: Row | None) -> Row:
+def waited(start: Row, receipt: Row | None, by_time: list[Row]) -> float | None:
+    """How long an attempt waited, of its start and the receipt before it."""
+    until = start if receipt is None else receipt
+    before = by_time[: by_time.index(until)]
+    sendings = [event for event in before if event["class"] == "sent"]
+    if receipt is not None:
+        same = [e for e in sendings if (e["retries"] or 0) == (receipt["retries"] or 0)]
+        sent = same[-1] if same else receipt
+        return wait(sent["timestamp"], moment(receipt["eta"]), start["timestamp"])
+    if not sendings or any(event["class"] == "retried" for event in before):
+        return None
+    return wait(sendings[-1]["timestamp"], moment(sendings[-1]["eta"]), start["timestamp"])
+
+
+def execution(
+    event: Row, receipt: Row | None, waited: float | None, life_of: Callable[[Row], int | None]
+) -> Row:
     """An execution that has begun."""
-    started = start["timestamp"] if start else None
-    eta = (received or sent or {}).get("eta")
     return {
-        "worker": who[0],
-        "incarnation": who[1],
-        "received": received and received["timestamp"],
-        "waited": wait(
-            sent and sent["timestamp"], received and received["timestamp"], moment(eta), started
-        ),
-        "started": started,
+        "worker": event["hostname"],
+        "incarnation": life_of(event),
+        "received": receipt and receipt["timestamp"],
+        "waited": waited,
+        "started": event["timestamp"],
         "ended": None,
         "outcome": None,
         "runtime": None,
         "reason": None,
         "exception": None,
         "missing": None,
-        "started_clock": start and start["clock"],
+        "started_clock": event["clock"],
         "ended_clock": None,
-        "_superseded": False,
+        "_ran_anew": False,
+        "_never_began": False,
+        "_first": event["ord"],
     }
 
 
-def end(row: Row, event: Row, outcome: str) -> None:
+def end(row: Row, event: Row) -> None:
     """Write the end of an execution into its row."""
+    outcome = OUTCOMES[event["type"]]
     row |= {"ended": event["timestamp"], "ended_clock": event["clock"], "outcome": outcome}
     row["runtime"] = event["runtime"]
-    if row["runtime"] is None and row["started"] is not None:
-        row["runtime"] = event["timestamp"] - row["started"]
+    length = minus(event["timestamp"], row["started"])
+    if row["runtime"] is None and length is not None and length >= 0:
+        row["runtime"] = length
     row["exception"] = event["exception"]
     text = event["exception"] or ""
     if outcome == "FAILURE":
-        lost, limit = "WorkerLostError" in text, "TimeLimitExceeded" in text
+        lost, limit = "WorkerLost" in text, "TimeLimitExceeded" in text
         row["reason"] = "worker lost" if lost else "time limit" if limit else "exception"
     elif outcome == "REVOKED":
         kinds = ("expired", "terminated")
@@ -804,9 +886,61 @@ def end(row: Row, event: Row, outcome: str) -> None:
         row["reason"] = "requeued" if event["requeue"] else "rejected"
     else:
         row["reason"] = {"RETRY": "retry", "CANCELLED": "cancelled"}.get(outcome)
+    if row["missing"] == "start":
+        row["_never_began"] = (
+            outcome == "REJECTED"
+            or (outcome == "REVOKED" and not event["terminated"])
+            or (outcome == "FAILURE" and text.startswith("NotRegistered"))
+        )
+
+
+def in_a_task(events: list[Row]) -> list[tuple[Row | None, Row | None]]:
+    """Causes and effects among the events of a task."""
+    pairs: list[tuple[Row | None, Row | None]] = []
+    sendings = [event for event in events if event["class"] == "sent"]
+    receipts = [event for event in events if event["class"] == "received"]
+    for told in grouped(receipts, lambda e: (e["retries"] or 0, *node(e))).values():
+        retries = told[0]["retries"] or 0
+        pairs.append((first(e for e in sendings if (e["retries"] or 0) == retries), first(told)))
+    for told in grouped(events, node).values():
+        received = [event for event in told if event["class"] == "received"]
+        started = [event for event in told if event["class"] == "started"]
+        ended = [e for e in told if e["class"] in ENDS and e["sent_clock"] is not None]
+        if len(received) >= len(started):
+            pairs.append((first(received), first(started)))
+        if len(started) >= len(ended):
+            pairs.append((first(started), first(ended)))
+    return pairs
+
+
+ENDS = {"succeeded", "failed", "retried", "revoked", "rejected"}
+
+
+def node(event: Row) -> tuple[str, int | None]:
+    """Who sent an event: the node and its life, as it names it."""
+    return event["hostname"], event["incarnation"]
+
+
+def first(events: Iterable[Row]) -> Row | None:
+    """The first event by clock and time."""
+    names = ("clock", "timestamp", "type", "hostname", "incarnation")
+    return min(events, key=lambda e: [nulls_first(e[name]) for name in names], default=None)
+
+
+def executions_told(events: list[Row]) -> int:
+    """How often a task was run, by its starts or its ends, retries not counted."""
+    count = Counter(event["class"] for event in events)
+    terminated = sum(e["class"] == "revoked" and bool(e["terminated"]) for e in events)
+    ends = count["succeeded"] + count["failed"] + count["retried"] + terminated
+    return max(count["started"], ends) - count["retried"]
 
 
 # -- small things ------------------------------------------------------------------------------
+
+
+def shown(rows: Iterable[Row]) -> list[Row]:
+    """Rows without what was only needed to make others."""
+    return [{key: value for key, value in row.items() if key[0] != "_"} for row in rows]
 
 
 def minus(later: float | None, sooner: float | None) -> float | None:
