@@ -114,26 +114,30 @@ def story(since: float) -> list[Event]:
     for node in (umbel, other, celery):
         node.tell("worker-elect", id="declined", topic="task", action={}, stands=node is celery)
     celery.tell("worker-online", processed=0, freq=2.0)
-    client.tell("task-sent", "only sent", name="a", eta=since + 30, queue="q", sync=True)
+    client.tell("task-sent", "only sent", name="a", eta=since - 30, queue="q", sync=True)
     client.tell("task-sent", "due later", name="a", eta=since + 1e6, queue="q")
-    client.tell("task-sent", "no receipt", name="b", eta=since + 2, queue="q")
-    umbel.tell("task-started", "no receipt", timestamp=since + 5.25)
+    client.tell("task-sent", "no receipt", name="b", eta=since + 1, queue="q")
+    umbel.tell("task-started", "no receipt", timestamp=since + 2.25)
     umbel.tell("task-succeeded", "no receipt", runtime=0.0)
-    minute = since // 60 * 60
+    minute = since // 60 * 60 - 60
     client.tell("task-sent", "minute", name="b", queue="q", timestamp=minute)
     umbel.tell("task-received", "minute", name="b", timestamp=minute)
     umbel.tell("task-started", "minute", timestamp=minute + 60)
     umbel.tell("task-failed", "minute", timestamp=minute + 59, exception="TimeLimitExceeded(1)")
     client.tell("task-sent", "day", name="b", queue="q", timestamp=since - 90_000)
     other.tell("task-rejected", "day", requeue=False, timestamp=since)
-    umbel.tell("task-revoked", "stopped twice", timestamp=since + 9)
-    other.tell("task-revoked", "stopped twice", terminated=True, timestamp=since + 12)
+    umbel.tell("task-revoked", "stopped twice", timestamp=since + 1)
+    other.tell("task-revoked", "stopped twice", terminated=True, timestamp=since + 2)
     umbel.tell("worker-elected", id="nobody won")
     umbel.tell("worker-elect", id="nobody won", topic="rotate", stands=False)
     for number in range(3):
         call = {"name": "c", "parent_id": f"family {number - 1}", "root_id": "family 0"}
         client.tell("task-sent", f"family {number}", **call)
         other.run(f"family {number}")
+        call = {"parent_id": f"circle {(number + 1) % 3}", "root_id": "circle 0"}
+        other.tell("task-received", f"circle {number}", **call)
+    for _ in range(2):
+        umbel.tell("task-started", "started twice")
     umbel.skip(4_096)
     umbel.beat(lost=4_000)
     celery.tell("task-started", "again")
@@ -141,23 +145,24 @@ def story(since: float) -> list[Event]:
     celery.tell("task-started", "again")
     celery.tell("worker-offline")
     celery.beat()
+    other.beat()
     return tale.events
 
 
 def world(seed: int) -> list[pa.Table]:
-    """Segments of a log in which the handmade story and the hostile events come last.
+    """Segments of a log that ends with the handmade story, while most workers are online.
 
     All of it is one log: a build takes much longer to plan than to read a thousand events.
     """
     calm = stretched(cluster(size(700, 8_000), seed), 200.0)
     all_kinds = busy(size(200, 1_500), seed)
     ends = max(event["timestamp"] for event in all_kinds)
-    senseless = hostile(seed, size(700, 4_000), since=ends - 100)
+    senseless = hostile(seed, size(700, 4_000), since=ends - 230)
     return [
         as_table(disturbed(calm, seed)),
         *recorded(disturbed(all_kinds, seed), seed),
         *recorded(senseless, seed + 1),
-        *recorded(story(ends - 30), seed + 2),
+        *recorded(story(ends - 3), seed + 2),
     ]
 
 
