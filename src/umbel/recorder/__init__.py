@@ -8,6 +8,7 @@ Its modules, each on those above it:
     manifests    what a segment says of itself: rows, and sequence numbers per incarnation
     segments     collects rows, writes them as segments, tells what may be acknowledged
     sorting      from a message's body to rows; what is no event goes to quarantine
+    retention    old days go, but for rows that are carried over
     compaction   many small segments become few
     importing    events from JSON lines
     checking     what is in a log, from the ends of its segments only

@@ -10,6 +10,10 @@ It is safe to be killed anywhere: until the merged segment is there, nothing has
 on it is written in it what is left to do. It is safe, though wasteful, to compact a day twice at
 once: a segment is removed only while another one is there that holds all of it. On local disks a
 lock keeps two from it (`day_locks`); object stores have none, so there only one may compact.
+
+Days from which rows were removed on purpose (`retention`) have a segment that is never merged. What
+a killed run of that has left to do is done first: else rows of segments that are to go would get
+into new ones.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from umbel.recorder.errors import Damaged, LogError
 from umbel.recorder.log import EVENTS, QUARANTINE, Log, Segment, segment_path
 from umbel.recorder.manifests import Footer, Key, Range, read_footer, segment_bytes
 from umbel.recorder.options import recorder_id
+from umbel.recorder.retention import Busy, Retention, pending
 from umbel.recorder.rows import QUARANTINE_SCHEMA, SCHEMA
 
 logger = logging.getLogger("umbel.recorder")
@@ -96,15 +101,27 @@ class Compaction:
     def run(self, *, recent_days: int | None = None) -> Outcome:
         """One pass over all days, or over the last ones. Raises `LogFull` or OSError."""
         outcome = Outcome()
+        self._finish_retention()
         for kind in (EVENTS, QUARANTINE):
             days = self._log.days(kind)
             for day in days if recent_days is None else days[-recent_days:]:
                 with self._alone(kind, day) as mine:
-                    if mine:
+                    if mine and not self._is_to_go(kind, day):
                         self._compact(kind, day, outcome)
                     else:
                         outcome.busy.append(day)
         return outcome
+
+    def _finish_retention(self) -> None:
+        """Finish what a killed `retention` has begun, unless somebody else is at it."""
+        with contextlib.suppress(Busy):
+            Retention(self._log, self._wall).finish()
+
+    def _is_to_go(self, kind: str, day: str) -> bool:
+        """Whether rows of a day are to be removed; asked while the day is held."""
+        decision = pending(self._log)
+        steps = () if decision is None else decision.steps
+        return any((step.kind, step.day) == (kind, day) for step in steps)
 
     def _alone(self, kind: str, day: str) -> contextlib.AbstractContextManager[bool]:
         disk = self._log.disk
@@ -139,6 +156,7 @@ class Compaction:
     def _is_candidate(self, one: _Found) -> bool:
         return (
             one.footer.manifest is not None
+            and not one.footer.manifest.retained
             and self._age_s(one.segment) >= self._closed_s
             and one.footer.rows < SMALL_ROWS
             and one.footer.bytes < SMALL_BYTES

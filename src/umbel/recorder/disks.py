@@ -54,6 +54,21 @@ class Disk(Protocol):
     def remove(self, path: str) -> None:
         """Take a file away; one that is not there already is."""
 
+    def move(self, path: str, target: str) -> None:
+        """Give a file another name, durably; where it has that name already, nothing is done.
+
+        Raises FileNotFoundError if there is no file of either name.
+        """
+
+    def size(self, path: str) -> int:
+        """How many bytes a file has; 0 when it is not there."""
+
+    def remove_folder(self, folder: str) -> None:
+        """Take a folder away if nothing is in it."""
+
+    def flush(self, folder: str) -> None:
+        """Have on the disk which files are in a folder, before this returns."""
+
     def clean(self, folder: str) -> int:
         """Remove half-written files whose writers are dead; how many."""
 
@@ -110,6 +125,33 @@ class LocalDisk:
     def remove(self, path: str) -> None:
         """Take a file away; one that is not there already is."""
         (self.root / path).unlink(missing_ok=True)
+
+    def move(self, path: str, target: str) -> None:
+        """Give a file another name, durably; where it has that name already, nothing is done."""
+        origin, wanted = self.root / path, self.root / target
+        try:
+            origin.rename(wanted)
+        except FileNotFoundError:
+            if not wanted.exists():
+                raise
+        _flush_folder(wanted.parent)
+
+    def size(self, path: str) -> int:
+        """How many bytes a file has; 0 when it is not there."""
+        try:
+            return (self.root / path).stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def remove_folder(self, folder: str) -> None:
+        """Take a folder away if nothing is in it."""
+        with contextlib.suppress(OSError):  # not empty, or gone
+            (self.root / folder).rmdir()
+
+    def flush(self, folder: str) -> None:
+        """Have on the disk which files are in a folder, before this returns."""
+        with contextlib.suppress(FileNotFoundError):
+            _flush_folder(self.root / folder)
 
     def clean(self, folder: str) -> int:
         """Remove half-written files whose writers are dead; how many. Tighten the others."""
@@ -230,6 +272,31 @@ class StoreDisk:
         """Take a file away; one that is not there already is."""
         with _reading(self.place), contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(self._at(path))
+
+    def move(self, path: str, target: str) -> None:
+        """Give a file another name: stores have no such thing, so it is written again."""
+        if self.size(path):
+            with self.open(path) as file:
+                content = file.read()
+            self.write(target, content)
+            self.remove(path)
+        elif not self.size(target):
+            raise FileNotFoundError(f"{self.place}/{path}")
+
+    def size(self, path: str) -> int:
+        """How many bytes a file has; 0 when it is not there."""
+        with _reading(self.place):
+            self._fs.invalidate_cache()
+            try:
+                return int(self._fs.size(self._at(path)) or 0)
+            except FileNotFoundError:
+                return 0
+
+    def remove_folder(self, folder: str) -> None:
+        """Nothing: object stores have no folders, and an empty one elsewhere does no harm."""
+
+    def flush(self, folder: str) -> None:
+        """Nothing: what a store has answered is done."""
 
     def clean(self, folder: str) -> int:
         """Nothing: who writes there can not be asked, and a store keeps nothing half-written."""

@@ -5,7 +5,8 @@
 `sequences` are the sequence numbers in it, per hostname and incarnation (or series, of those who
 send events for a worker), as ranges whose both ends belong to them. So what is missing from a log
 is known without reading a single row, and the manifest is there if and only if the segment is. A
-compacted segment also names those it stands for: `"replaces": ["<name>", ...]`.
+compacted segment also names those it stands for: `"replaces": ["<name>", ...]`. With `"retained":
+true` only a part of their events is in it: the others were removed on purpose (`retention`).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Manifest(msgspec.Struct, kw_only=True, omit_defaults=True):
     rows: int = 0
     sequences: list[tuple[str, int, list[Range]]] = []
     replaces: list[str] = []
+    retained: bool = False
 
 
 class Footer(msgspec.Struct, kw_only=True):
@@ -54,15 +56,7 @@ def segment_bytes(
     replaces: Iterable[str] = (),
 ) -> pa.Buffer:
     """A whole segment: the rows as Parquet, and its manifest."""
-    told: dict[str, Any] = {
-        "format": FORMAT,
-        "recorder": recorder,
-        "rows": table.num_rows,
-        "sequences": [[utf8(key[0]), key[1], ranges(seen)] for key, seen in sequences.items()],
-    }
-    if named := list(replaces):
-        told["replaces"] = named
-    manifest = json.dumps(told, separators=(",", ":")).encode()
+    manifest = manifest_bytes(recorder, table.num_rows, sequences, replaces)
     stream = pa.BufferOutputStream()
     pq.write_table(
         table.replace_schema_metadata({KEY: manifest}),
@@ -71,6 +65,28 @@ def segment_bytes(
         use_dictionary=[name for name in DICTIONARY if name in table.schema.names],
     )
     return stream.getvalue()
+
+
+def manifest_bytes(
+    recorder: str,
+    rows: int,
+    sequences: Mapping[Key, Iterable[int | Range]],
+    replaces: Iterable[str] = (),
+    *,
+    retained: bool = False,
+) -> bytes:
+    """A manifest, as it stands in the footer."""
+    told: dict[str, Any] = {
+        "format": FORMAT,
+        "recorder": recorder,
+        "rows": rows,
+        "sequences": [[utf8(key[0]), key[1], ranges(seen)] for key, seen in sequences.items()],
+    }
+    if named := list(replaces):
+        told["replaces"] = named
+    if retained:
+        told["retained"] = True
+    return json.dumps(told, separators=(",", ":")).encode()
 
 
 def read_footer(log: Log, path: str) -> Footer:
