@@ -74,10 +74,11 @@ def serve() -> None:
     import pyarrow as pa
 
     import umbel.recorder.compaction
+    import umbel.recorder.retention
     import umbel.recorder.segments  # noqa: F401 - slow, and so done once
 
     pa.array([{"a": 1}])
-    jobs = {"write": write, "compact": compact, "fill": fill}
+    jobs = {"write": write, "compact": compact, "fill": fill, "retain": retain}
     for line in sys.stdin:
         arguments = json.loads(line)
         job = jobs[arguments.pop("job")]
@@ -140,6 +141,43 @@ def compact(log: str, now: float, die: int | None = None) -> None:
     die_at(die)
     compaction.run()
     compaction.run()
+
+
+def retain(log: str, cutoff: str, now: float, die: int | None = None) -> None:
+    """Remove the days before a cutoff from a log, but for every eighth number of each day."""
+    from umbel.recorder.log import Log
+    from umbel.recorder.retention import Retention
+
+    one = Log(log).open(create=False)
+    retention = Retention(one, wall=lambda: now)
+    die_at(die)
+    retention.finish()
+    retention.apply(cutoff, eighths(one, cutoff))
+
+
+def eighths(log: Any, cutoff: str) -> list[Any]:
+    """The old days of a log, of which every eighth number is carried over."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    from umbel.recorder.retention import OldDay
+
+    found = []
+    for day in (day for day in log.days() if day < cutoff):
+        names = [segment.name for segment in log.segments(day=day)]
+        tables = [
+            pq.read_table(log.disk.root / f"events/day={day}" / name, partitioning=None)
+            for name in names
+        ]
+        whole = pa.concat_tables([table.replace_schema_metadata() for table in tables])
+        eighth = whole.filter(pc.equal(pc.bit_wise_and(whole["clock"], 7), 0))
+        numbers = eighth.column_names.index("seq")
+        eighth = eighth.set_column(numbers, "seq", pa.nulls(len(eighth), pa.int64()))
+        is_same = len(names) == 1 and eighth.num_rows == whole.num_rows
+        if names and not is_same:
+            found.append(OldDay(day, names, len(whole), len(eighth), lambda rows=eighth: [rows]))
+    return found
 
 
 def fill(log: str, notes: str, limit_bytes: int) -> None:

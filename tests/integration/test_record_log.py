@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import os
 import random
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from tests.log_reading import event, identities, rows, rows_of, segments
@@ -111,6 +113,61 @@ def test_compaction_killed_at_each_step_keeps_the_same_events(
         step += 1 if FULL or step < 8 else 4
     assert code == 0
     assert step > 20
+
+
+def test_retention_killed_at_each_step_has_not_happened_or_is_finished_by_the_next_one(
+    tmp_path: Path, killable: Killable
+) -> None:
+    origin, day_s = tmp_path / "origin", 86_400.0
+    for day in range(3):
+        now = NOON + day * day_s
+        wall = itertools.repeat(now).__next__
+        writer = Segments(Log(str(origin)).open(), Options(recorder="r"), wall=wall)
+        for part in range(2):
+            for number in range(20):
+                writer.add(event(20 * (2 * day + part) + number), now)
+            writer.quarantine(f"{day}", "bad", now)
+            writer.roll()
+    before = {row["clock"] for row in rows(origin)}
+    days = sorted(path.name.removeprefix("day=") for path in (origin / "events").iterdir())
+    after = {number for number in before if number >= 80 or number % 8 == 0}
+    step, code, undone = 0, KILLED, 0
+    while code == KILLED:
+        log = tmp_path / f"log-{step}"
+        shutil.copytree(origin, log)
+        job = {"log": str(log), "cutoff": days[2], "now": NOON + 3 * day_s}
+        code = killable.run("retain", **job, die=step)
+        is_committed = code == 0 or (log / "_retention.json").exists() or left(log) == after
+        if is_committed:
+            assert after <= left(log) <= before, step
+        else:
+            assert left(log) == before, step
+            assert len(rows(log, "quarantine")) == 6, step
+            undone += 1
+        if step % 2 and is_committed:  # a compaction finishes it as well
+            Compaction(Log(str(log)).open(create=False), wall=lambda: NOON + 3 * day_s).run()
+            assert left(log) == after, step
+        assert killable.run("retain", **job) == 0, step
+        assert left(log) == after, step
+        assert {row["raw"] for row in rows(log, "quarantine")} == {"2"}, step
+        assert not (log / "_retention.json").exists(), step
+        assert hidden(log) == [], step
+        assert sorted(path.name for path in (log / "quarantine").iterdir()) == [f"day={days[2]}"]
+        shutil.rmtree(log)
+        step += 1 if FULL or step < 8 else 3
+    assert code == 0
+    assert undone > 5
+    assert step > 30
+
+
+def left(log: Path) -> set[int]:
+    """The events that readers see: those that a segment stands for are not read beside it."""
+    found, replaced = {}, set()
+    for path in segments(log):
+        found[path] = {row["clock"] for row in rows_of(path)}
+        manifest = json.loads(pq.read_metadata(path).metadata[b"umbel"])
+        replaced |= {path.with_name(name) for name in manifest.get("replaces", ())}
+    return {number for path, some in found.items() if path not in replaced for number in some}
 
 
 def test_on_a_full_disk_nothing_is_acknowledged_and_all_is_written_when_there_is_room(
