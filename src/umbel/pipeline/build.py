@@ -180,6 +180,7 @@ class Builder:
         self._spark, self._is_own, self._is_ready = spark, spark is None, False
         self._on_start = on_start
         self._damaged: logs.Segments = {}
+        self._gone = set[str]()  # segments that were removed while they were read
         self._is_anew = False  # what the last build left is of no use
         self._fresh_bytes = self._log_bytes = 0
 
@@ -207,6 +208,12 @@ class Builder:
             self._is_ready = True
         return self._spark
 
+    def started(self, log_bytes: int) -> SparkSession:
+        """Spark, for work on so much of the log, if nothing was built before."""
+        self._fresh_bytes = max(self._fresh_bytes, log_bytes)
+        self._log_bytes = max(self._log_bytes, log_bytes)
+        return self.spark
+
     def build(self) -> Run:
         """Read what there is and publish."""
         run = self.new_run()
@@ -215,8 +222,8 @@ class Builder:
                 return self._advance(run, *self.open())
             except Rebuild as exc:
                 self._start_over(str(exc))
-            except HistoryError as exc:
-                if not self._leave_out(exc):
+            except (HistoryError, FileNotFoundError) as exc:
+                if not self._leave_out(exc) and not self._is_gone(exc):
                     raise
 
     def follow(self) -> Run:
@@ -278,7 +285,15 @@ class Builder:
             raise HistoryError(f"the log {self.log.shown} has no segment that can be read")
         return listing
 
-    def _leave_out(self, exc: HistoryError) -> bool:
+    def _is_gone(self, exc: Exception) -> bool:
+        """Whether an error is about a segment that was removed from the log since it was listed."""
+        found = _SEGMENT.search(str(exc))
+        if found is None or found[0] in self._gone:
+            return False
+        self._gone.add(found[0])
+        return found[2] not in self.log.names(f"{logs.EVENTS}/{found[1]}")
+
+    def _leave_out(self, exc: Exception) -> bool:
         """Whether to try again without the segment that an error is about."""
         found = _SEGMENT.search(str(exc)) if self.options.skip_damaged else None
         if found is None or found[2] in self._damaged.get(found[1], ()):

@@ -23,8 +23,9 @@ Facts of workers are kept by cell and merged, numbers by block, the order of eve
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
@@ -55,7 +56,7 @@ from umbel.pipeline.tables import (
 )
 from umbel.pipeline.tables.tasks import tasks as tasks_table
 from umbel.pipeline.tables.timeline import Ranges
-from umbel.pipeline.watermarks import RECEIPTS, log_ends, watermarks
+from umbel.pipeline.watermarks import RECEIPTS, SILENT_S, log_ends, watermarks
 
 STATE_FORMAT: Final = 2
 DAY_MINUTES: Final = 1_440
@@ -113,10 +114,14 @@ class State:
         """How many events those are, each once."""
         return self.ranges.total
 
+    def known_receipts(self) -> Iterator[tuple[str, float | None, float]]:
+        """The receipts, for `watermarks`."""
+        for name, (prompt, newest) in self.receipts.items():
+            yield name, prompt, newest or 0.0
+
     def log_ends(self) -> float:
         """Where the log ends, Unix seconds."""
-        told = ((name, prompt, newest or 0.0) for name, (prompt, newest) in self.receipts.items())
-        return log_ends(watermarks(told))
+        return log_ends(watermarks(self.known_receipts()))
 
 
 @dataclass(slots=True)
@@ -214,6 +219,8 @@ class Increment:
         """The new rows, prepared, with their cells; those are split where they are full."""
         rows = logs.read(self.spark, self.log, self._fresh_paths, self.since)
         minutes: dict[int, int] = {}
+        if self._gone:
+            self._recount_receipts()
         counted = rows.groupBy("recorder", expr(MINUTE).alias("minute")).agg(
             expr("count(1)").alias("count"),
             expr("bool_or(type LIKE 'worker-elect%')").alias("elections"),
@@ -234,6 +241,20 @@ class Increment:
         cells = self.state.cells
         self._new_cells = self._cut_cells | {cells.cell_of(minute) for minute in minutes}
         return self._placed(prepare(rows))
+
+    def _recount_receipts(self) -> None:
+        """Who received what until when, without the segments that were removed.
+
+        Only the last receipts matter, and mostly they are still there: then little is read.
+        """
+        state = self.state
+        newest = max(watermarks(state.known_receipts()).values(), default=0.0)
+        rows = logs.read(self.spark, self.log, state.coverage.paths, self.since)
+        for chosen in (rows.where(f"received >= {newest - SILENT_S!r}D"), rows):
+            found = chosen.groupBy("recorder").agg(*map(expr, RECEIPTS)).collect()
+            state.receipts = {one["recorder"]: [one["prompt"], one["newest"]] for one in found}
+            if any((one["prompt"] or -math.inf) >= newest for one in found):
+                return
 
     def _recounted(self, large: Iterable[int]) -> set[int]:
         """Cut cells that are too large, and count those of removed segments.
@@ -311,6 +332,10 @@ class Increment:
             tasks=tasks,
         )
         named = self._staged(named, "named")
+        if self._gone:
+            left = self._staged(self._left_of(named, tasks, held), "left")
+            named = self._staged(named.union(left.select("uuid")).distinct(), "still")
+            told = told.union(left)
         roots = spark.sql(
             """
             SELECT root AS uuid FROM {told}
@@ -355,6 +380,39 @@ class Increment:
             keys.cells.add(one["cell"])
             keys.parts.setdefault(one["name"], set()).add(one["_cell"])
         return keys
+
+    def _left_of(self, named: DataFrame, tasks: DataFrame, held: DataFrame) -> DataFrame:
+        """What is left of these tasks and elections: (uuid, root).
+
+        Once the greatest event of a task is removed, another one may name another root; so may
+        that of an election another task.
+        """
+        cells = self.spark.sql(
+            """
+            SELECT explode(_cells) AS cell FROM {tasks} AS tasks
+                LEFT SEMI JOIN {named} AS named ON tasks.uuid = named.uuid
+            UNION
+            SELECT explode(_cells) FROM {held} AS held
+                LEFT SEMI JOIN {named} AS named ON held.id = named.uuid
+            """,
+            tasks=tasks,
+            held=held,
+            named=named,
+        )
+        rows = prepare(self._log_rows({one["cell"] for one in cells.collect()}))
+        return self.spark.sql(
+            f"""
+            SELECT rows.uuid, coalesce(root_id, rows.uuid) AS root FROM {{rows}} AS rows
+                LEFT SEMI JOIN {{named}} AS named ON rows.uuid = named.uuid
+            WHERE class IS NOT NULL
+            UNION
+            SELECT {_TASK_ID}, {_TASK_ID} FROM {{rows}} AS rows
+                LEFT SEMI JOIN {{named}} AS named ON rows.id = named.uuid
+            WHERE {_ELECTION} AND {_TASK_ID} IS NOT NULL
+            """,  # noqa: S608 - our own names
+            rows=rows,
+            named=named,
+        )
 
     def _staged(self, rows: DataFrame, name: str) -> DataFrame:
         """What later steps go on from, written: plans that grow on and on take Spark minutes."""
@@ -657,7 +715,8 @@ def _listed(values: Iterable[int]) -> str:
 
 
 def _minute(time_s: float) -> int:
-    return int(max(BEGINNING, min(END, time_s // MINUTE_S)))
+    """The minute of a moment, which may be infinite."""
+    return int(max(BEGINNING * MINUTE_S, min(END * MINUTE_S, time_s)) // MINUTE_S)
 
 
 def _later(one: float | None, other: float | None) -> float | None:

@@ -1,0 +1,129 @@
+"""What is removed from the log goes from the tables: they are those of a build of the rest."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.pipeline.kills import Killer
+from tests.pipeline.removals import days_of_work, retained, write_days
+from tests.pipeline.stories import Story
+from tests.pipeline.worlds import LogWriter, as_table, cluster, differences, folded
+from tests.sizes import size
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Rows = Callable[[Path, str], list[dict[str, Any]]]
+SEEDS = range(1, size(2, 60))
+ROUNDS = size(1, 3)
+
+
+def comparable(rows: list[dict[str, Any]]) -> list[str]:
+    return sorted(json.dumps(row, sort_keys=True, default=str) for row in rows)
+
+
+def assert_equal_to_one_build(spark: SparkSession, log: Path, tables: Path, rows: Rows) -> None:
+    """All tables have the rows of one build of everything that is in the log."""
+    from umbel.pipeline.build import Options, build
+
+    wanted = tables.with_name(f"{tables.name}-wanted")
+    build(Options(log=str(log), tables=str(wanted), full=True), spark)
+    index = json.loads((wanted / "_tables.json").read_text())["tables"]
+    for name in sorted(name for name in index if not name.startswith("_") and name != "runs"):
+        found, told = comparable(rows(tables, name)), comparable(rows(wanted, name))
+        extra, missing = sorted(set(found) - set(told))[:3], sorted(set(told) - set(found))[:3]
+        assert found == told, f"{name}: {len(found)} rows, wanted {len(told)}: {extra} {missing}"
+
+
+@pytest.fixture
+def many_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("umbel.pipeline.cells.CELL_ROWS", 50)
+    monkeypatch.setattr("umbel.pipeline.tables.timeline.RANGE_ROWS", 70)
+
+
+@pytest.mark.usefixtures("many_cells")
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_removals_between_increments_with_kills_give_the_tables_of_what_is_left(
+    spark: SparkSession, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    from umbel.pipeline.build import Options, build
+
+    dice = random.Random(seed)
+    monkeypatch.setattr("umbel.pipeline.build.REMOVED_MAX", 0.5 if seed % 4 == 0 else 1.1)
+    killer = Killer(monkeypatch)
+    writer, tables = LogWriter(tmp_path / "log"), tmp_path / "tables"
+    told: list[str] = []
+    options = Options(log=str(tmp_path / "log"), tables=str(tables), progress=told.append)
+    events = sorted(days_of_work(seed, 3, 70), key=lambda event: float(event["timestamp"]))
+    there: list[Path] = []
+    for number in range(ROUNDS):
+        part = -(-len(events) // ROUNDS)
+        there += write_days(writer, events[number * part : (number + 1) * part], dice)
+        build(options, spark)
+        for path in dice.sample(there, dice.randint(1, max(1, len(there) // 2))):
+            there.remove(path)
+            if dice.random() < 0.5:
+                path.unlink()
+            else:
+                there.append(retained(path, dice.random(), dice, writer))
+        killer.advance(spark, options, dice.randint(1, 90))
+    print(seed, killer.kills, [one for one in told if "anew" in one])
+    assert_equal_to_one_build(spark, tmp_path / "log", tables, rows)
+
+
+@pytest.mark.usefixtures("only_tasks")
+def test_a_segment_that_is_removed_while_it_is_read_is_left_out(
+    spark: SparkSession, rows: Rows, tmp_path: Path
+) -> None:
+    from umbel.pipeline.build import Options, build
+
+    writer, tables = LogWriter(tmp_path / "log"), tmp_path / "tables"
+    one, other = cluster(40, seed=2), cluster(40, seed=3)
+    writer.add(one)
+    going = [writer.add(other), writer.add_table(as_table(other), "2026-11-17")]
+
+    def meanwhile(step: str) -> None:
+        if step in {"new events", "events"} and going:
+            going.pop().unlink()
+
+    options = Options(log=str(tmp_path / "log"), tables=str(tables), progress=meanwhile)
+    assert build(options, spark).kept == 40
+    assert not going
+    assert differences(rows(tables, "tasks"), folded(one)) == []
+
+
+def test_what_is_known_of_receipts_and_times_goes_with_the_segments(
+    spark: SparkSession, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from umbel.pipeline.build import Options, build
+
+    monkeypatch.setattr("umbel.pipeline.cells.CELL_ROWS", 10)
+    writer, tables, story = LogWriter(tmp_path / "log"), tmp_path / "tables", Story()
+    one, other = story.node("w1@a"), story.node("w2@a", inc=2)
+    for number in range(12):
+        one.tell("task-received", f"t{number}", name="shop.add", root_id=f"t{number}")
+        one.tell("task-started", f"t{number}")
+        story.now += 60
+    one.beat()
+    writer.add(story.events)
+    early = as_table([{**event, "uuid": "early"} for event in story.events[:20:2]], recorder="r2")
+    story.now += 10_000
+    newest = writer.add([other.beat()], recorder="r3")  # w1 is lost by that, and its tasks with it
+    blind = newest.with_name("1794000000099-r2-9.parquet")
+    pq.write_table(early, blind, write_statistics=False)
+    options = Options(log=str(tmp_path / "log"), tables=str(tables))
+    build(options, spark)
+    assert {row["outcome"] for row in rows(tables, "attempts")} == {"LOST"}
+    monkeypatch.setattr("umbel.pipeline.build.REMOVED_MAX", 1.1)
+    newest.unlink()
+    blind.unlink()
+    build(options, spark)
+    assert {row["outcome"] for row in rows(tables, "attempts")} == {"RUNNING"}
+    assert_equal_to_one_build(spark, tmp_path / "log", tables, rows)
