@@ -19,6 +19,7 @@ all of its events, so that a build costs what is new and gives the tables of a b
 | tables/      | one pure function DataFrame -> DataFrame for each table          | pyspark |
 | increment    | new segments, carried through to every table that they change    | pyspark |
 | build        | `umbel history build`: what is new, everything, or following     | pyspark |
+| retention    | `umbel history retain`: which rows of old days stay in the log   | pyspark |
 | reading, at  | tables read without Spark                                        | duckdb  |
 | report/      | one page that shows them                                         | duckdb  |
 

@@ -8,6 +8,7 @@ from umbel.cli.history.build import build
 from umbel.cli.history.check import check
 from umbel.cli.history.picture import at
 from umbel.cli.history.report import report
+from umbel.cli.history.retain import retain
 from umbel.cli.history.show import show
 from umbel.cli.history.sql import sql
 
@@ -20,6 +21,7 @@ Examples:
   umbel history sql --tables tables "SELECT state, count(*) FROM tasks GROUP BY ALL"
   umbel history at --tables tables --time "2026-11-16 07:30"
   umbel history report --tables tables -o report.html
+  umbel history retain --log events --tables tables --days 30
 """
 
 
@@ -32,5 +34,5 @@ def history() -> None:
     """What the cluster did: build tables from the event log, and look at them."""
 
 
-for _verb in (build, check, show, sql, at, report):
+for _verb in (build, check, show, sql, at, report, retain):
     history.add_command(_verb)

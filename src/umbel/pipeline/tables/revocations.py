@@ -39,7 +39,8 @@ SCHEMA: Final = """
     methods ARRAY<STRING>, seen_by ARRAY<STRING>, stopped_by STRING, stopped DOUBLE,
     terminated BOOLEAN, effective BOOLEAN, violations BIGINT, violated_by ARRAY<STRING>
 """
-_RAW: Final = "ids ARRAY<STRING>, stamp DOUBLE, stamps ARRAY<DOUBLE>, method STRING"
+# What `worker-revocation` events say, of their JSON.
+RAW: Final = "ids ARRAY<STRING>, stamp DOUBLE, stamps ARRAY<DOUBLE>, method STRING"
 
 
 # Beside the columns: the cells of the events that tell of the revocation.
@@ -51,7 +52,7 @@ def named(events: DataFrame) -> DataFrame:
     return events.sparkSession.sql(
         f"""
         SELECT DISTINCT uuid FROM (
-            SELECT explode(from_json(raw, '{_RAW}').ids) AS uuid FROM {{events}}
+            SELECT explode(from_json(raw, '{RAW}').ids) AS uuid FROM {{events}}
             WHERE type = 'worker-revocation'
         ) WHERE uuid IS NOT NULL
         """,  # noqa: S608 - our own names
@@ -69,7 +70,7 @@ def revocations(events: DataFrame, names: DataFrame) -> DataFrame:
         f"""
         WITH parsed AS (
             SELECT hostname, incarnation, order_clock, timestamp, _cell,
-                from_json(raw, '{_RAW}') AS told
+                from_json(raw, '{RAW}') AS told
             FROM {{events}} WHERE type = 'worker-revocation'
         ), exploded AS (
             SELECT hostname, incarnation, order_clock, timestamp, _cell, told,
