@@ -151,7 +151,8 @@ def test_retention_killed_at_each_step_has_not_happened_or_is_finished_by_the_ne
         assert left(log) == after, step
         assert {row["raw"] for row in rows(log, "quarantine")} == {"2"}, step
         assert not (log / "_retention.json").exists(), step
-        assert hidden(log) == [], step
+        # A lock of the dead is taken over by whoever works on that day next.
+        assert {path.name for path in hidden(log)} <= {".compacting"}, step
         assert sorted(path.name for path in (log / "quarantine").iterdir()) == [f"day={days[2]}"]
         shutil.rmtree(log)
         step += 1 if FULL or step < 8 else 3

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Rows = Callable[[Path, str], list[dict[str, Any]]]
+pytestmark = pytest.mark.timeout(size(900, 3_600))
 SEEDS = range(1, size(2, 60))
 ROUNDS = size(1, 3)
 
@@ -44,7 +45,7 @@ def assert_equal_to_one_build(spark: SparkSession, log: Path, tables: Path, rows
 
 @pytest.fixture
 def many_cells(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("umbel.pipeline.cells.CELL_ROWS", 50)
+    monkeypatch.setattr("umbel.pipeline.cells.CELL_ROWS", 60)
     monkeypatch.setattr("umbel.pipeline.tables.timeline.RANGE_ROWS", 70)
 
 
@@ -74,7 +75,8 @@ def test_random_removals_between_increments_with_kills_give_the_tables_of_what_i
             else:
                 there.append(retained(path, dice.random(), dice, writer))
         killer.advance(spark, options, dice.randint(1, 90))
-    print(seed, killer.kills, [one for one in told if "anew" in one])
+    if seed % 4 and seed % 5:  # otherwise there are Celery's workers, or REMOVED_MAX is small
+        assert not any("anew" in one for one in told)
     assert_equal_to_one_build(spark, tmp_path / "log", tables, rows)
 
 
@@ -99,7 +101,7 @@ def test_a_segment_that_is_removed_while_it_is_read_is_left_out(
     assert differences(rows(tables, "tasks"), folded(one)) == []
 
 
-def test_what_is_known_of_receipts_and_times_goes_with_the_segments(
+def test_receipts_times_and_roots_that_only_removed_segments_told_are_forgotten(
     spark: SparkSession, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from umbel.pipeline.build import Options, build
@@ -107,6 +109,8 @@ def test_what_is_known_of_receipts_and_times_goes_with_the_segments(
     monkeypatch.setattr("umbel.pipeline.cells.CELL_ROWS", 10)
     writer, tables, story = LogWriter(tmp_path / "log"), tmp_path / "tables", Story()
     one, other = story.node("w1@a"), story.node("w2@a", inc=2)
+    for uuid in ("A", "x"):
+        one.tell("task-received", uuid, name="shop.add", root_id="A")
     for number in range(12):
         one.tell("task-received", f"t{number}", name="shop.add", root_id=f"t{number}")
         one.tell("task-started", f"t{number}")
@@ -115,7 +119,8 @@ def test_what_is_known_of_receipts_and_times_goes_with_the_segments(
     writer.add(story.events)
     early = as_table([{**event, "uuid": "early"} for event in story.events[:20:2]], recorder="r2")
     story.now += 10_000
-    newest = writer.add([other.beat()], recorder="r3")  # w1 is lost by that, and its tasks with it
+    last = [other.tell("task-received", "x", root_id="B"), other.beat()]
+    newest = writer.add(last, recorder="r3")  # w1 is lost by that, and its tasks with it
     blind = newest.with_name("1794000000099-r2-9.parquet")
     pq.write_table(early, blind, write_statistics=False)
     options = Options(log=str(tmp_path / "log"), tables=str(tables))

@@ -16,7 +16,8 @@ from tests.pipeline.removals import DAWN, DAY_S
 from tests.pipeline.stories import Node, Story
 from tests.pipeline.test_removals import assert_equal_to_one_build, comparable
 from tests.pipeline.worlds import Event, LogWriter, as_table, day_of
-from umbel.cli.history.retain import shorten
+from tests.sizes import FULL, size
+from umbel.cli.history.retain import REMOVING, shorten
 from umbel.pipeline.errors import HistoryError
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from umbel.recorder.retention import Outcome
 
 Rows = Callable[[Path, str], list[dict[str, Any]]]
+pytestmark = pytest.mark.timeout(size(900, 3_600))
 
 
 class Days(Story):
@@ -122,8 +124,8 @@ def told() -> tuple[Days, Node]:
 
 @pytest.fixture(autouse=True)
 def many_cells(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("umbel.pipeline.cells.CELL_ROWS", 12)
-    monkeypatch.setattr("umbel.pipeline.tables.timeline.RANGE_ROWS", 15)
+    monkeypatch.setattr("umbel.pipeline.cells.CELL_ROWS", 20)
+    monkeypatch.setattr("umbel.pipeline.tables.timeline.RANGE_ROWS", 25)
     monkeypatch.setattr("umbel.pipeline.build.REMOVED_MAX", 1.1)
 
 
@@ -141,12 +143,19 @@ def old_segments(log: Path, cutoff: str) -> list[Path]:
 
 
 def retain(
-    spark: SparkSession, log: Path, tables: Path, now: float, days: int = 1, **more: Any
+    spark: SparkSession,
+    log: Path,
+    tables: Path,
+    now: float,
+    *,
+    is_dry: bool = False,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
+    """Keep the day of this moment and the one before it."""
     from umbel.pipeline.build import Options
 
-    options = Options(log=str(log), tables=str(tables))
-    return shorten(options, days, now_s=now, spark=spark, **more)
+    options = Options(log=str(log), tables=str(tables), progress=progress)
+    return shorten(options, 1, is_dry=is_dry, now_s=now, spark=spark)
 
 
 # Of the story, on its last day: what is older than a day and stays.
@@ -165,6 +174,9 @@ CARRIED = {
 GONE = {"done", "done-too", "lost", "stale"}
 
 
+TOLD = ("tasks", "attempts", "workers", "elections", "revocations")
+
+
 def test_old_days_go_but_for_what_is_carried_over_and_the_tables_are_those_of_the_rest(
     spark: SparkSession, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,49 +184,64 @@ def test_old_days_go_but_for_what_is_carried_over_and_the_tables_are_those_of_th
     writer, (story, w1) = LogWriter(log), told()
     story.write(writer)
     now, cutoff = DAWN + 3 * DAY_S + 50_000, day_of(DAWN + 2 * DAY_S)
-    files = sorted(log.rglob("*"))
-    tried = retain(spark, log, tables, now, is_dry=True)
-    assert sorted(log.rglob("*")) == files
-    before = {name: rows(tables, name) for name in ("tasks", "attempts", "workers", "elections")}
+    before: dict[str, list[dict[str, Any]]] = {}
 
-    outcome = retain(spark, log, tables, now)
+    def note(step: str) -> None:
+        if step == REMOVING:
+            before.update({name: rows(tables, name) for name in TOLD})
+
+    outcome = retain(spark, log, tables, now, progress=note)
     assert carried(log, cutoff) == CARRIED
     assert (outcome.days, outcome.segments, outcome.carried) == (3, 6, 28)
     assert outcome.events + outcome.carried == len(story.events) - 10
-    assert (tried.segments, tried.events, tried.carried) == (6, outcome.events, 28)
-    old = [
-        row for path in segments(log) if path.parent.name < f"day={cutoff}" for row in rows_of(path)
-    ]
+    old = [row for path in old_segments(log, cutoff) for row in rows_of(path)]
     assert {row["uuid"] for row in old if row["seq"] is not None} == {"numbered"}
     assert sum(row["type"] == "worker-revocation" for row in old) == 1
 
     assert {row["kind"] for row in rows(tables, "gaps")} == {"beginning"}
     assert {row["events_missing"] for row in rows(tables, "workers")} <= {0, None}
     assert GONE.isdisjoint(row["uuid"] for row in rows(tables, "tasks"))
-    for name, column in (("tasks", "uuid"), ("attempts", "uuid"), ("elections", "id")):
+    for name in set(TOLD) - {"workers"}:
+        column = "id" if name == "elections" else "uuid"
         kept = {row[column] for row in rows(tables, name)}
         was = [row for row in before[name] if row[column] in kept]
         assert comparable(rows(tables, name)) == comparable(was), name
     assert lives(rows(tables, "workers")) == lives(before["workers"])
     assert_equal_to_one_build(spark, log, tables, rows)
+    if FULL:
+        go_on(spark, rows, log, tables, now, story, w1, monkeypatch)
 
-    # A day later, killed again and again.
+
+def go_on(
+    spark: SparkSession,
+    rows: Rows,
+    log: Path,
+    tables: Path,
+    now: float,
+    story: Days,
+    w1: Node,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A day later: the same again, tried first, then killed at two points."""
     story.at(4)
     w1.tell("task-succeeded", "open", runtime=9.0)
     w1.beat(processed=10)
-    story.write(writer)
-    killer, steps, later = Killer(monkeypatch), iter((30, 75, 10_000)), now + DAY_S
-    for killer.left in steps:
+    story.write(LogWriter(log, count=100))
+    files, later = sorted(log.rglob("*")), now + DAY_S
+    tried = retain(spark, log, tables, later, is_dry=True)
+    assert sorted(log.rglob("*")) == files
+    killer = Killer(monkeypatch)
+    for killer.left in (5, 40, 10_000):
         try:
-            retain(spark, log, tables, later)
+            outcome = retain(spark, log, tables, later)
         except Killed:
             continue
         break
     killer.left = None
     assert killer.kills
+    assert tried.segments >= outcome.segments
     assert {row["kind"] for row in rows(tables, "gaps")} == {"beginning"}
-    left = carried(log, day_of(DAWN + 3 * DAY_S))
-    assert CARRIED - left == {
+    assert CARRIED - carried(log, day_of(DAWN + 3 * DAY_S)) == {
         *((f"task-{kind}", "ended-late") for kind in ("sent", "received", "started")),
         *((f"task-{kind}", "numbered") for kind in ("received", "started", "succeeded")),
         *((f"task-{kind}", "slow") for kind in ("received", "started")),  # its worker is lost

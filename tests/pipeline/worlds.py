@@ -41,8 +41,8 @@ JSON_FIELDS = tuple(field for field, kind in FIELD_KIND.items() if kind in {"mom
 class LogWriter:
     """Writes segments as a recorder does, but where and when a test says."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory, self.count = directory, 0
+    def __init__(self, directory: Path, count: int = 0) -> None:
+        self.directory, self.count = directory, count
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "_umbel-log.json").write_text('{"format": 1}')
 

@@ -369,7 +369,7 @@ class _Choice:
             chosen=chosen,
             workers=self._table("workers"),
         )
-        place = "PARTITION BY hostname, life, type ORDER BY"
+        place = "PARTITION BY old.hostname, old.life, type ORDER BY"
         ties = "pid, clock, received, recorder, raw"
         return self.spark.sql(
             f"""

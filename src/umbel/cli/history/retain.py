@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from umbel.recorder.retention import Outcome
 
 DAYS_MAX = 100_000
+REMOVING = "removing old days from the log"
 EPILOG = """\b
 Examples:
   umbel history retain --log events --tables tables --days 30             # today and 30 days before
@@ -160,7 +161,7 @@ def shorten(
         if is_dry:
             outcome = changer.preview(cutoff, old)
         else:
-            options.progress("removing old days from the log")
+            options.progress(REMOVING)
             outcome = changer.apply(cutoff, old)
             work.build()
     outcome.carried += plan.unchanged
