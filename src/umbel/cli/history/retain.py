@@ -18,6 +18,7 @@ import click
 from umbel.cli.errors import FINE, CommandFailed, log_to_stderr
 from umbel.cli.group import Invocation
 from umbel.cli.history.opening import needing_packages, telling
+from umbel.cli.history.spark_options import chosen, spark_options
 from umbel.cli.plain import plain_json
 
 if TYPE_CHECKING:
@@ -62,24 +63,7 @@ event since, and what tells when their workers started.
     help="Keep today and this many days before it. Days are those of receipt, in UTC.",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be removed, and remove nothing.")
-@click.option(
-    "--master",
-    metavar="URL",
-    help="Where Spark runs: spark://HOST:PORT, yarn, k8s://HOST:PORT; here (local[*]) by default.",
-)
-@click.option(
-    "--conf",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="A setting of Spark; may be given several times.",
-)
-@click.option(
-    "--packages",
-    multiple=True,
-    metavar="A:B:C,...",
-    help="Maven packages for Spark, as GROUP:ARTIFACT:VERSION.",
-)
-@click.option("--jars", multiple=True, metavar="FILE,...", help="Jar files for Spark.")
+@spark_options
 @click.option(
     "--skip-damaged",
     is_flag=True,
@@ -106,17 +90,14 @@ def retain(
     finishes what this one began.
     """
     with needing_packages():
-        from umbel.pipeline import connectors, settings
         from umbel.pipeline.build import Options
-        from umbel.pipeline.session import LOCAL
-    given = settings.read_conf(conf, packages, jars)
-    connectors.check((url, directory), {**settings.read_defaults(), **given})
+    spark = chosen((url, directory), master, conf, packages, jars)
     with log_to_stderr("umbel.history", logging.WARNING), telling(invocation.quiet) as tell:
         options = Options(
             log=url,
             tables=directory,
-            master=settings.master_of(master, given, LOCAL),
-            settings=given,
+            master=spark.master,
+            settings=spark.settings,
             skip_damaged=skip_damaged,
             progress=tell,
         )
