@@ -26,8 +26,8 @@ import pytest
 
 from tests.disks import small_disk
 from tests.pipeline.conftest import JAVA_OPTIONS
-from tests.pipeline.delta_reading import assert_delta_is_published
 from tests.pipeline.kills import Killer
+from tests.pipeline.published import Rows, assert_same_tables
 from tests.pipeline.worlds import (
     START,
     Event,
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 EVENTS, INCREMENTS = size(3_000, 200_000), size(3, 20)
-Rows = Callable[[Path, str], list[dict[str, Any]]]
 # What the session of the tests has too: see conftest.py.
 SHORT_LIVED = {"JAVA_TOOL_OPTIONS": JAVA_OPTIONS}
 WAIT_S = size(400, 1_800)
@@ -81,11 +80,6 @@ def world(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Worl
     assert (run.read, run.kept, run.duplicate) == (len(rows), EVENTS, len(rows) - EVENTS)
     assert (run.quarantined, run.tasks) == (3, len(made.wanted))
     return made
-
-
-def comparable(rows: list[dict[str, Any]]) -> list[str]:
-    """Rows of a table, in an order of their own."""
-    return sorted(json.dumps(row, sort_keys=True, default=str) for row in rows)
 
 
 def test_a_batch_gives_the_tasks_of_the_fold(world: World, rows: Rows) -> None:
@@ -174,15 +168,6 @@ def in_increments(events: list[Event]) -> list[list[Event]]:
         due = number * INCREMENTS // len(ordered)
         parts[due if dice.random() < 0.97 else dice.randint(due, last)].append(event)
     return parts
-
-
-def assert_same_tables(tables: Path, wanted: Path, rows: Rows) -> None:
-    """All tables that readers see have the same rows."""
-    index = json.loads((wanted / "_tables.json").read_text())
-    shown = {name for name in index["tables"] if not name.startswith("_")}
-    for name in shown - {"runs"}:
-        assert comparable(rows(tables, name)) == comparable(rows(wanted, name)), name
-    assert_delta_is_published(tables)
 
 
 @pytest.mark.skipif(not FULL, reason="make soak runs it; the test above kills at every step")

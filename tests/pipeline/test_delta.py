@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from tests.pipeline.delta_reading import assert_delta_is_published, delta_paths, published
+from tests.pipeline.published import assert_delta_is_published, delta_paths, published
 from tests.pipeline.worlds import LogWriter, cluster
 from umbel.pipeline import delta, storage
 from umbel.pipeline.errors import HistoryError

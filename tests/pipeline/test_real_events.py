@@ -17,7 +17,7 @@ import pytest
 
 from tests.interop import nodes
 from tests.pipeline.kills import Killer
-from tests.pipeline.test_build import assert_same_tables
+from tests.pipeline.published import assert_same_tables
 from tests.pipeline.worlds import Event, LogWriter, differences, disturbed, folded
 from tests.recording import TAKES, recorder_program, rows_of, unique
 from tests.servers import RedisServer, wait_until

@@ -1,13 +1,16 @@
-"""The tables as a reader of Delta Lake sees them."""
+"""The tables as readers see them, also through Delta Lake, and whether two builds agree."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable
+
+Rows = Callable[[Path, str], list[dict[str, Any]]]
 
 
 def published(tables: Path) -> dict[str, dict[str, Any]]:
@@ -30,3 +33,15 @@ def assert_delta_is_published(tables: Path) -> None:
         assert delta_paths(tables, name) == {one["path"] for one in entry["files"]}, name
         counts = pa.table(table.get_add_actions())["num_records"].to_pylist()
         assert sum(counts) == entry["rows"], name
+
+
+def comparable(rows: list[dict[str, Any]]) -> list[str]:
+    """Rows of a table, in an order of their own."""
+    return sorted(json.dumps(row, sort_keys=True, default=str) for row in rows)
+
+
+def assert_same_tables(tables: Path, wanted: Path, rows: Rows) -> None:
+    """All tables that readers see have the same rows."""
+    for name in published(wanted).keys() - {"runs"}:
+        assert comparable(rows(tables, name)) == comparable(rows(wanted, name)), name
+    assert_delta_is_published(tables)
