@@ -555,7 +555,7 @@ def test_what_is_removed_from_the_log_goes_from_the_tables(
     shutil.rmtree(gone.parent)
     small.add(cluster(40, seed=4))
     run = build(options, spark)
-    assert (run.kept, run.read) == (80, 80)
+    assert (run.kept, run.read) == (80, 40)
     wanted = folded([*cluster(40, seed=2), *cluster(40, seed=4)])
     assert differences(rows(tables, "tasks"), wanted) == []
 
