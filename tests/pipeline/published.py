@@ -42,6 +42,8 @@ def comparable(rows: list[dict[str, Any]]) -> list[str]:
 
 def assert_same_tables(tables: Path, wanted: Path, rows: Rows) -> None:
     """All tables that readers see have the same rows."""
-    for name in published(wanted).keys() - {"runs"}:
-        assert comparable(rows(tables, name)) == comparable(rows(wanted, name)), name
+    for name in sorted(published(wanted).keys() - {"runs"}):
+        found, told = comparable(rows(tables, name)), comparable(rows(wanted, name))
+        extra, missing = sorted(set(found) - set(told))[:3], sorted(set(told) - set(found))[:3]
+        assert found == told, f"{name}: {len(found)} rows, wanted {len(told)}: {extra} {missing}"
     assert_delta_is_published(tables)

@@ -595,18 +595,18 @@ class Tables:
         spans: list[tuple[str | None, float, float, bool]] = []
         for row in self.attempts:
             if row["waited"] is not None:
-                queue = self.task_of[row["uuid"]]["queue"]
+                queue = self.queue_of(self.task_of[row["uuid"]])
                 spans.append((queue, row["started"] - row["waited"], row["started"], True))
         for task in self.tasks:
             at = due(task["_queued"], moment(task["eta"]))
             if at is None:
                 continue
             if task["state"] in {"PENDING", "RECEIVED"} and at <= self.end:
-                spans.append((task["queue"], at, self.end, False))
+                spans.append((self.queue_of(task), at, self.end, False))
             if task["state"] in {"REVOKED", "REJECTED"} and task["started"] is None:
                 until = task["finished"] if task["finished"] is not None else task["rejected"]
                 if until is not None and at <= until:
-                    spans.append((task["queue"], at, until, False))
+                    spans.append((self.queue_of(task), at, until, False))
         arrivals, starts = Counter[Any](), Counter[Any]()
         waiting: dict[Any, list[float]] = defaultdict(list)
         for queue, at, until, did_start in spans:
@@ -628,6 +628,15 @@ class Tables:
             }
             for key in {*arrivals, *starts, *waiting}
         ]
+
+    def queue_of(self, task: Row) -> str | None:
+        """The queue that a worker took a task from, or that it was sent to."""
+        taken = [
+            (*event["ord"], event["type"], event["queue"])
+            for event in self.of_task[task["uuid"]]
+            if event["class"] in {"received", "started"} and event["queue"] is not None
+        ]
+        return max(taken)[-1] if taken else task["queue"]
 
     # -- lineage -------------------------------------------------------------------------------
 

@@ -121,7 +121,7 @@ class Made:
         self.spark, self.events, self.end = spark, events, end_of(raw)
         folded = fold(summarise(prepare(raw)))
         self.known = folded.selectExpr(
-            "uuid", "name", "queue", "coalesce(root_id, uuid) AS root"
+            "uuid", "name", "queue AS _queue", "coalesce(root_id, uuid) AS root"
         ).cache()
         self.tasks = tasks(folded, events)
 
@@ -144,7 +144,7 @@ class Made:
             workers,
         )
 
-        events, names = self.events, self.known.select("uuid", "name", "queue")
+        events, names = self.events, self.known.select("uuid", "name", "_queue")
         births = workers.births(events)
         facts = workers.merge_life_facts(workers.life_facts(events, births))
         blocks = sequences.blocks(events)

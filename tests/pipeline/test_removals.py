@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 import pytest
 
 from tests.pipeline.kills import Killer
+from tests.pipeline.published import Rows, assert_same_tables
 from tests.pipeline.removals import days_of_work, retained, write_days
 from tests.pipeline.stories import Story
 from tests.pipeline.worlds import LogWriter, as_table, cluster, differences, folded
@@ -20,14 +19,9 @@ from tests.sizes import FULL, size
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Rows = Callable[[Path, str], list[dict[str, Any]]]
 pytestmark = pytest.mark.timeout(size(900, 3_600))
 SEEDS = range(1, size(2, 60))
 ROUNDS = size(1, 3)
-
-
-def comparable(rows: list[dict[str, Any]]) -> list[str]:
-    return sorted(json.dumps(row, sort_keys=True, default=str) for row in rows)
 
 
 def assert_equal_to_one_build(spark: SparkSession, log: Path, tables: Path, rows: Rows) -> None:
@@ -36,11 +30,7 @@ def assert_equal_to_one_build(spark: SparkSession, log: Path, tables: Path, rows
 
     wanted = tables.with_name(f"{tables.name}-wanted")
     build(Options(log=str(log), tables=str(wanted), full=True), spark)
-    index = json.loads((wanted / "_tables.json").read_text())["tables"]
-    for name in sorted(name for name in index if not name.startswith("_") and name != "runs"):
-        found, told = comparable(rows(tables, name)), comparable(rows(wanted, name))
-        extra, missing = sorted(set(found) - set(told))[:3], sorted(set(told) - set(found))[:3]
-        assert found == told, f"{name}: {len(found)} rows, wanted {len(told)}: {extra} {missing}"
+    assert_same_tables(tables, wanted, rows)
 
 
 @pytest.fixture

@@ -12,9 +12,10 @@ import pytest
 
 from tests.log_reading import rows_of, segments
 from tests.pipeline.kills import Killed, Killer
+from tests.pipeline.published import comparable
 from tests.pipeline.removals import DAWN, DAY_S
 from tests.pipeline.stories import Node, Story
-from tests.pipeline.test_removals import assert_equal_to_one_build, comparable
+from tests.pipeline.test_removals import assert_equal_to_one_build
 from tests.pipeline.worlds import Event, LogWriter, as_table, day_of
 from tests.sizes import FULL, size
 from umbel.cli.history.retain import REMOVING, shorten

@@ -6,6 +6,7 @@ import fcntl
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -115,3 +116,47 @@ def test_java_holds_the_tables_while_a_build_works_and_not_after(
     java = spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid()
     assert lock.read_text().startswith(f"Java process {java} on ")
     assert not is_held(lock)
+
+
+def test_a_turn_is_waited_for_as_long_as_it_is_worth(tables: Place) -> None:
+    taken, ended = threading.Event(), threading.Event()
+
+    def first() -> None:
+        with turn(tables):
+            taken.set()
+            ended.wait(30)
+
+    other = threading.Thread(target=first)
+    other.start()
+    assert taken.wait(30)
+    with pytest.raises(turns.Busy), turn(tables, wait_s=0.2):
+        pytest.fail("two builds at once")
+    with turn(tables, lambda _: ended.set(), wait_s=60):
+        assert not other.is_alive() or ended.is_set()
+    other.join(30)
+
+
+@pytest.mark.usefixtures("only_tasks")
+def test_a_build_that_follows_lets_others_at_the_tables_between_its_own_turns(
+    spark: SparkSession, tables: Place, tmp_path: Path
+) -> None:
+    from umbel.pipeline.build import Options, build
+
+    writer, stop, waits = LogWriter(tmp_path / "log"), threading.Event(), []
+    writer.add(cluster(40, seed=2))
+
+    def tell(step: str) -> None:
+        if step != "waiting for events":
+            return
+        waits.append(step)
+        with turn(tables):  # nobody else has it
+            writer.add(cluster(40, seed=2 + len(waits)))
+            if len(waits) == 2:
+                stop.set()
+
+    options = Options(
+        log=str(writer.directory), tables=tables.shown, follow=True, progress=tell, stop=stop,
+        poll_s=0.01, publish_every_s=0.0,
+    )  # fmt: skip
+    assert build(options, spark).kept == 120
+    assert len(waits) == 2

@@ -460,7 +460,8 @@ class _Busy:
     def execute(self, uuid: str, node: _Node, call: Event, retries: int) -> bool:
         """One execution; whether the task will be retried."""
         dice = self.dice
-        self.tell(node, "task-received", uuid, **call, retries=retries)
+        queue = self.dice.choice([{}, {"queue": "fast"}, {"queue": "slow"}])
+        self.tell(node, "task-received", uuid, **call, **queue, retries=retries)
         if dice.random() < 0.04:
             self.tell(node, "task-rejected", uuid, requeue=dice.choice([True, False]))
             return False

@@ -16,6 +16,7 @@ Nobody sees a table before all of them are written: the index is replaced as the
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import threading
@@ -28,7 +29,7 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 
 from umbel.pipeline import log as logs
-from umbel.pipeline import storage
+from umbel.pipeline import storage, turns
 from umbel.pipeline.errors import HistoryError
 from umbel.pipeline.increment import STATE_FORMAT, Increment, Rebuild, State
 from umbel.pipeline.log import Coverage, Listing
@@ -45,7 +46,7 @@ from umbel.pipeline.session import (
     sized,
 )
 from umbel.pipeline.storage import Publication
-from umbel.pipeline.turns import turn
+from umbel.pipeline.turns import Busy, Turn
 from umbel.version import __version__
 
 # A batch of about six million events: more need more memory, fewer read old events more often.
@@ -155,14 +156,15 @@ def build(options: Options, spark: SparkSession | None = None) -> Run:
             f"the log {log.shown} has no events yet: let 'umbel record' run while tasks do"
         )
     tables.make()
-    with turn(tables, options.progress) as own_turn:
-        storage.tighten_old(tables)
-        builder = Builder(log, tables, options, spark, own_turn.share)
-        try:
-            with explaining(f"cannot build {options.tables} from {options.log}"):
-                return builder.follow() if options.follow else builder.build()
-        finally:
-            builder.close()
+    builder = Builder(log, tables, options, spark)
+    try:
+        with explaining(f"cannot build {options.tables} from {options.log}"):
+            if options.follow:
+                return builder.follow()
+            with builder.turn():
+                return builder.build()
+    finally:
+        builder.close()
 
 
 class Builder:
@@ -174,11 +176,10 @@ class Builder:
         tables: Place,
         options: Options,
         spark: SparkSession | None = None,
-        on_start: Callable[[SparkSession], None] = lambda _: None,
     ) -> None:
         self.log, self.tables, self.options = log, tables, options
-        self._spark, self._is_own, self._is_ready = spark, spark is None, False
-        self._on_start = on_start
+        self._spark, self._is_own, self._is_probed = spark, spark is None, False
+        self._turn: Turn | None = None
         self._damaged: logs.Segments = {}
         self._gone = set[str]()  # segments that were removed while they were read
         self._is_anew = False  # what the last build left is of no use
@@ -202,11 +203,26 @@ class Builder:
                 java_options=SHORT_LIVED if is_short else "",
                 is_small=is_small(self._log_bytes) and not self.options.follow,
             )
-        if not self._is_ready:
-            self._on_start(self._spark)
+        if self._turn is not None:
+            self._turn.share(self._spark)
+        if not self._is_probed:
             probe(self._spark, self.log, self.tables)
-            self._is_ready = True
+            self._is_probed = True
         return self._spark
+
+    @contextlib.contextmanager
+    def turn(self, wait_s: float = 0.0) -> Iterator[None]:
+        """Be the only one that writes the tables; raises `Busy` if another one does."""
+        with turns.turn(self.tables, self.options.progress, wait_s) as own:
+            self._turn = own
+            try:
+                storage.tighten_old(self.tables)
+                yield
+            except BaseException:
+                self.close()  # or Java might still write when somebody else does
+                raise
+            finally:
+                self._turn = None
 
     def started(self, log_bytes: int) -> SparkSession:
         """Spark, for work on so much of the log, if nothing was built before."""
@@ -227,18 +243,24 @@ class Builder:
                     raise
 
     def follow(self) -> Run:
-        """Go on until told to stop; publish what is new now and then, and at the end."""
+        """Go on until told to stop; publish what is new now and then, and at the end.
+
+        Each time takes a turn of its own, so that others can check the tables or shorten the log.
+        """
         options, done, due_at = self.options, self.new_run(), 0.0
+        with self.turn():
+            pass  # another build that follows is refused here
         while True:
             stopping = options.stop.is_set()
             if logs.segments(self.log) and (stopping or time.monotonic() >= due_at):
                 began = time.monotonic()
-                run = self.build()
-                if run.read:
-                    options.progress(str(run))
-                    done, now = run, time.monotonic()
-                    # Half of the time at most: the machine has other things to do.
-                    due_at = now + max(options.publish_every_s, now - began)
+                with contextlib.suppress(Busy), self.turn():
+                    run = self.build()
+                    if run.read:
+                        options.progress(str(run))
+                        done, now = run, time.monotonic()
+                        # Half of the time at most: the machine has other things to do.
+                        due_at = now + max(options.publish_every_s, now - began)
             if stopping:
                 return done
             options.progress("waiting for events")

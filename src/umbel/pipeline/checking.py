@@ -10,7 +10,8 @@ Before that, the files themselves: each must be there with the rows that the ind
 Delta's log must name just these.
 
 Nothing is published. The check takes its turn as builds do, since it writes into the same working
-directory, and files that it reads must not be removed meanwhile.
+directory, and files that it reads must not be removed meanwhile. A build that follows the log waits
+for it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from umbel.pipeline.places import Place
 from umbel.pipeline.session import check_master, explaining
 from umbel.pipeline.storage import Publication
 from umbel.pipeline.tables import stored
-from umbel.pipeline.turns import turn
+from umbel.pipeline.turns import WAIT_S
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -73,14 +74,18 @@ def check(
     if spark is None:
         check_master(options.master)
     log, tables = open_log(options.log), Place(options.tables)
-    with turn(tables, options.progress) as own_turn:
-        builder = Builder(log, tables, options, spark, own_turn.share)
-        try:
-            with explaining(f"cannot check {options.tables} against {options.log}"):
+    builder = Builder(log, tables, options, spark)
+    try:
+        with (
+            explaining(f"cannot check {options.tables} against {options.log}"),
+            builder.turn(WAIT_S),
+        ):
+            try:
                 return _checked(builder, sample, dice or random.SystemRandom())
-        finally:
-            storage.clean(tables)
-            builder.close()
+            finally:
+                storage.clean(tables)
+    finally:
+        builder.close()
 
 
 def _checked(builder: Builder, sample: int | None, dice: random.Random) -> Verdict:
@@ -184,8 +189,8 @@ def _compared(
     told = []
     for rows, text in ((lost, "missing"), (found, "not what the log says")):
         if (count := rows.count()) > 0:
-            (example,) = rows.toJSON().take(1)
-            told.append(f"{count:,} rows {text}, such as {example[:SHOWN_CHARS_MAX]}")
+            (example,) = rows.selectExpr("to_json(struct(*)) AS text").take(1)
+            told.append(f"{count:,} rows {text}, such as {example['text'][:SHOWN_CHARS_MAX]}")
     count = sum(one["rows"] for one in before["files"] if one["path"] not in same)
     return count, f"{name}: {'; '.join(told)}" if told else ""
 

@@ -53,6 +53,7 @@ READ: Final = {
     **{name: name for name in ("seq", "series", "sync", "tie", "eta", "parent_id", "retries")},
     **{name: name for name in ("runtime", "exception", "terminated", "expired", "requeue")},
     **{name: name for name in (*NODE, *ELECTION, "received")},
+    "taken_from": "IF(type IN ('task-received', 'task-started'), queue, NULL)",
     "raw": f"IF(type IN {_WHOLE}, raw, NULL)",
 }
 _FIRST: Final = frozenset({"received"})

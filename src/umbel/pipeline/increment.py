@@ -525,7 +525,7 @@ class Increment:
     def _attempts(self, own: DataFrame, tasks: DataFrame, keys: Keys, statuses: DataFrame) -> None:
         """Executions of these families, and those that were open and are judged otherwise now."""
         lived = workers.with_lives(own, self._births)
-        made = attempts.attempts(lived, tasks.select("uuid", "name", "queue"))
+        made = attempts.attempts(lived, tasks.select("uuid", "name", "_queue"))
         made = made.join(tasks.select("uuid", "_cell"), "uuid").select(*stored("attempts").names)
         if keys.members is None:
             self.publication.replace("attempts", attempts.judged(made, statuses), "_cell")

@@ -57,7 +57,7 @@ from umbel.pipeline.session import check_master, explaining, sized
 from umbel.pipeline.storage import Publication
 from umbel.pipeline.tables import revocations, stored, workers
 from umbel.pipeline.tables.due import moment
-from umbel.pipeline.turns import turn
+from umbel.pipeline.turns import WAIT_S
 
 # Longer: tasks whose end nobody recorded are carried over for longer. Shorter: a task that waits
 # for this long, and is then run, has lost its beginning.
@@ -102,14 +102,12 @@ def opened(options: Options, spark: SparkSession | None = None) -> Iterator[Rete
         check_master(options.master)
     log, tables = logs.open_log(options.log), Place(options.tables)
     tables.make()
-    with turn(tables, options.progress) as own_turn:
-        storage.tighten_old(tables)
-        builder = Builder(log, tables, options, spark, own_turn.share)
-        try:
-            with explaining(f"cannot build {options.tables} from {options.log}"):
-                yield Retention(builder)
-        finally:
-            builder.close()
+    builder = Builder(log, tables, options, spark)
+    try:
+        with explaining(f"cannot build {options.tables} from {options.log}"), builder.turn(WAIT_S):
+            yield Retention(builder)
+    finally:
+        builder.close()
 
 
 class Retention:

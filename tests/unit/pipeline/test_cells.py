@@ -48,7 +48,7 @@ def test_a_clock_in_the_next_century_does_not_make_one_cell_of_all_that_follows(
     for minute in range(30_000_000, 30_000_200):
         counts[minute] = 10
         for large in cells.add({minute: 10}):
-            cuts += cells.cut(large, counts)
+            cuts += len(cells.recount(large, counts)) > 1
     assert 0 < cuts < 20
     assert max(cells.rows) <= 3 * 100
     assert sum(cells.rows) == sum(counts.values())
@@ -59,9 +59,26 @@ def test_a_clock_in_the_next_century_does_not_make_one_cell_of_all_that_follows(
 def test_a_minute_cannot_be_cut() -> None:
     cells = Cells()
     (large,) = cells.add({7: 1_000})
-    assert not cells.cut(large, {7: 1_000})
+    assert cells.recount(large, {7: 1_000}) == [BEGINNING]
     assert cells.starts == [BEGINNING]
     assert cells.rows == [1_000]
+
+
+def test_cells_without_rows_are_joined_to_those_before_them() -> None:
+    cells = Cells()
+    cells.add(dict.fromkeys(range(30), 40))
+    first, second, third, *others = cells.starts
+    assert len(others) > 1
+    for cell in (second, third, others[-1]):
+        assert cells.recount(cell, {}) == [cell]
+    before = sum(cells.rows)
+    cells.drop_empty(used=[third])
+    assert cells.starts == [first, third, *others[:-1]]
+    assert sum(cells.rows) == before
+    assert cells.cell_of(second) == first
+    cells.recount(first, {})
+    cells.drop_empty(used=[])
+    assert cells.starts[0] == first, "time has a beginning"
 
 
 def test_cells_are_known_again() -> None:

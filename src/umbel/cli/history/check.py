@@ -23,7 +23,7 @@ Examples:
 
 \b
 Exit code 1 if a table differs; 'umbel history build --full' then makes all of them anew. Segments
-that are newer than the last build are not checked. No build can run meanwhile.
+that are newer than the last build are not checked. A build with --follow waits meanwhile.
 """
 
 

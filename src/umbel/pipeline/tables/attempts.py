@@ -76,7 +76,7 @@ def attempts(events: DataFrame, names: DataFrame) -> DataFrame:
     """One row for each execution, of all events of some tasks; what has not ended is not judged.
 
     The events have their `life` (`workers.with_lives`); `names` has the names and queues of `tasks`
-    (uuid, name, queue).
+    (uuid, name, _queue).
     """
     made = events.sparkSession.sql(
         f"""
@@ -101,7 +101,7 @@ def attempts(events: DataFrame, names: DataFrame) -> DataFrame:
                 WHEN 'task-cancelled' THEN 'cancelled' END AS reason,
             e.exception AS exception, IF(s IS NULL, 'start', NULL) AS missing,
             s.order_clock AS started_clock, e.order_clock AS ended_clock, ran_anew AS _ran_anew,
-            queue AS _queue
+            _queue
         FROM {{placed}} AS placed LEFT JOIN {{names}} AS names ON placed.uuid = names.uuid
         """,  # noqa: S608 - our own names
         placed=executions(events),

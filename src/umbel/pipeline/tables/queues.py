@@ -6,7 +6,8 @@ has it: when it was sent (or received, where nobody saw it sent), or at its eta 
 | column   | what it is                                                                        |
 | -------- | --------------------------------------------------------------------------------- |
 | minute   | when it began, Unix seconds                                                       |
-| queue    | as in `tasks`; null where no event names it                                       |
+| queue    | the one that a worker took the task from last, else the one that it was sent to;  |
+|          | null where no event names it                                                      |
 | arrivals | attempts that became due in it                                                    |
 | starts   | attempts that started in it; those of which it is not known when they were due    |
 |          | are left out                                                                      |
@@ -48,10 +49,10 @@ def waits(attempts: DataFrame, tasks: DataFrame, log_ends: float) -> DataFrame:
         SELECT _queue AS queue, started - waited AS due, started, started AS until
         FROM {{attempts}} WHERE waited IS NOT NULL
         UNION ALL
-        SELECT queue, _due, NULL, {log_ends!r}D FROM {{tasks}}
+        SELECT _queue, _due, NULL, {log_ends!r}D FROM {{tasks}}
         WHERE state IN ('PENDING', 'RECEIVED') AND _due <= {log_ends!r}D
         UNION ALL
-        SELECT queue, _due, NULL, coalesce(finished, rejected) FROM {{tasks}}
+        SELECT _queue, _due, NULL, coalesce(finished, rejected) FROM {{tasks}}
         WHERE state IN ('REVOKED', 'REJECTED') AND started IS NULL
             AND _due <= coalesce(finished, rejected)
         """,  # noqa: S608 - our own names

@@ -55,7 +55,8 @@ DERIVED: Final = {
     "depth": "whole",
 }
 SCHEMA: Final = schema({**{name: _KINDS[name] for name in TASK_FIELDS}, **DERIVED})
-HIDDEN: Final = "_cells ARRAY<BIGINT>, _due DOUBLE, _cell BIGINT"
+HIDDEN: Final = "_cells ARRAY<BIGINT>, _due DOUBLE, _queue STRING, _cell BIGINT"
+_TAKEN: Final = "struct(order_clock, timestamp, origin, type, taken_from)"
 
 _PARENT: Final = "nullif(parent_id, uuid)"
 _ROOT: Final = "coalesce(root_id, uuid)"
@@ -65,7 +66,8 @@ def tasks(folded: DataFrame, events: DataFrame) -> DataFrame:
     """The table, of `task_fold.tasks` and the unique events of whole families.
 
     Hidden columns follow: `_cells` has the cells of the task's events, `_due` is when its last
-    attempt was due, and `_cell` is the first cell of its family.
+    attempt was due, `_queue` is the queue that a worker took it from last, else the one that it was
+    sent to, and `_cell` is the first cell of its family.
     """
     starts = (
         events.where("class IS NOT NULL")
@@ -73,6 +75,7 @@ def tasks(folded: DataFrame, events: DataFrame) -> DataFrame:
         .agg(
             expr("count_if(class = 'started')").alias("count"),
             expr("array_sort(collect_set(_cell))").alias("_cells"),
+            expr(f"max(IF(taken_from IS NULL, NULL, {_TAKEN})).taken_from").alias("taken_from"),
         )
     )
     edges = folded.where(f"{_PARENT} IS NOT NULL").selectExpr(
@@ -89,8 +92,9 @@ def tasks(folded: DataFrame, events: DataFrame) -> DataFrame:
         f"IF({_PARENT} IS NULL, 0L, depth) AS depth",
         "_cells",
         f"IF(queued IS NULL, NULL, {due('queued', 'eta')}) AS _due",
+        "coalesce(taken_from, queue) AS _queue",
     )
-    assert [(one.name, one.dataType) for one in made.drop("_cells", "_due").schema] == [
+    assert [(one.name, one.dataType) for one in made.drop("_cells", "_due", "_queue").schema] == [
         (one.name, one.dataType) for one in SCHEMA
     ], made.schema
     return made.selectExpr("*", "min(_cells[0]) OVER (PARTITION BY root) AS _cell")
