@@ -169,14 +169,16 @@ class History:
 
 def _look(pid: int, cpu_s: dict[int, float]) -> int:
     """Note the CPU time of a process and all that it started; how much memory they have."""
-    total = 0
+    total, java = 0, set[int]()
     try:
         top = psutil.Process(pid)
         for one in (top, *top.children(recursive=True)):
             times = one.cpu_times()
             cpu_s[one.pid] = times.user + times.system
-            # What is shared counts once: Java forks itself to start other programs.
-            total += one.memory_full_info().pss
+            if one.ppid() not in java:  # which forks itself to start other programs
+                total += one.memory_info().rss
+            if one.name() == "java":
+                java.add(one.pid)
     except psutil.Error:
         pass  # it has ended meanwhile
     return total
