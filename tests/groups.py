@@ -1,9 +1,9 @@
 """How the tests are dealt out when several processes run them (`pytest -n 4 --dist loadgroup`).
 
 What stays together: a file, which may share what is slow to start, but not its two brokers, which
-share nothing; a line of the interoperability tests; and all tests of the pipeline, which share one
-Spark. The groups that take longest go first, so that no process is left with one of them at the
-end.
+share nothing; a line of the interoperability tests; and the tests of the pipeline, which share two
+Sparks: one for those that build tables again and again, one for the others. The groups that take
+longest go first, so that no process is left with one of them at the end.
 
 xdist has groups of its own, by mark; it writes them into the ids of tests where pytest 9.2 does not
 look for them any more, and then deals out single tests.
@@ -16,7 +16,8 @@ from typing import Any
 
 from xdist.scheduler import LoadScopeScheduling
 
-PIPELINE = "tests/pipeline"
+PIPELINE, BUILDS = "tests/pipeline", "tests/pipeline builds"
+BUILDING = ("test_build.py", "test_checking.py", "test_delta.py", "test_removals.py")
 LINE = re.compile(r"\w+-to-\w+-\w+-on-(?:redis|amqp)(?:-rpc)?")
 # The files that take longest; of the others the one with most tests comes first.
 LONG = (
@@ -68,7 +69,7 @@ def group_of(nodeid: str) -> str:
     """The group of a test, by its id."""
     path, _, test = nodeid.partition("::")
     if path.startswith(f"{PIPELINE}/"):
-        return PIPELINE
+        return BUILDS if path.endswith(BUILDING) else PIPELINE
     choices = test.partition("[")[2].rstrip("]")
     if line := LINE.search(choices):
         return line.group()
@@ -78,7 +79,7 @@ def group_of(nodeid: str) -> str:
 
 def rank(group: str) -> int:
     """When it is a group's turn: the smallest goes first."""
-    if group == PIPELINE:
+    if group in {PIPELINE, BUILDS}:
         return -2
     if group.startswith(SHORT):
         return -1

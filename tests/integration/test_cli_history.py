@@ -119,7 +119,8 @@ def test_every_table_is_there_and_says_what_happened(place: Path) -> None:
     )}  # fmt: skip
     assert listed.keys() == {
         *("timeline", "tasks", "attempts", "workers", "elections", "revocations"),
-        *("clock_audit", "rates", "rates_hourly", "rates_daily", "lineage", "gaps", "runs"),
+        *("clock_audit", "rates", "rates_hourly", "rates_daily", "queues", "lineage", "gaps"),
+        "runs",
     }
     failed = rows("tasks", "--where", "state = 'FAILURE'")
     assert [(row["uuid"], row["exception"]) for row in failed] == [("bad", "KeyError('order')")]

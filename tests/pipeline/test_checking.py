@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.pipeline.worlds import LogWriter, cluster, stretched
+from tests.sizes import FULL
 from umbel.pipeline.errors import HistoryError
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def change(options: Options, name: str, make: Callable[[pa.Table], pa.Table]) ->
     path.with_name(f".{path.name}.crc").unlink(missing_ok=True)  # or Spark finds out by that
 
 
-@pytest.mark.parametrize("sample", [2, None])
+@pytest.mark.parametrize("sample", [2, None] if FULL else [2])
 def test_right_tables_are_right_and_stay_as_they_are(
     spark: SparkSession, options: Options, sample: int | None
 ) -> None:

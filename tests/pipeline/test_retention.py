@@ -275,10 +275,13 @@ def test_a_log_of_nothing_but_old_days_has_empty_tables_afterwards(
     assert [row["uuid"] for row in rows(tables, "tasks")] == ["new"]
 
 
-def test_tables_that_somebody_builds_are_refused(tmp_path: Path) -> None:
+def test_tables_that_somebody_builds_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from umbel.pipeline.places import Place
     from umbel.pipeline.turns import turn
 
+    monkeypatch.setattr("umbel.pipeline.retention.WAIT_S", 0.2)
     log, tables, story = tmp_path / "log", tmp_path / "tables", Days()
     story.node("w1@a").run("done")
     story.write(LogWriter(log))

@@ -44,6 +44,7 @@ def test_number(number):
         ("tests/a/test_x.py::test_y[1-amqp]", "tests/a/test_x.py amqp"),
         ("tests/a/test_x.py::test_y[rediss]", "tests/a/test_x.py"),
         ("tests/pipeline/test_x.py::test_y[redis]", "tests/pipeline"),
+        ("tests/pipeline/test_build.py::test_y", "tests/pipeline builds"),
         (
             "tests/i/test_x.py::test_y[umbel-to-celery-json-on-redis-2]",
             "umbel-to-celery-json-on-redis",
