@@ -134,19 +134,32 @@ def test_tables_of_a_first_build_that_was_killed_are_no_tables(
     assert not DeltaTable.is_deltatable(str(tables.directory / "tasks"))
 
 
-def test_of_two_builds_at_once_the_second_publishes_nothing(
-    tables: Tables, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_two_builds_at_once_the_second_publishes_nothing(tables: Tables) -> None:
     tables.publication(1).commit({})
     one, other = tables.publication(2), tables.publication(3)
     one.commit({})
     index = (tables.directory / "_tables.json").read_bytes()
-    stale = {**other.before}
-    with monkeypatch.context() as patch:
+    with pytest.raises(HistoryError, match="another build"):
+        other.commit({})
+    assert (tables.directory / "_tables.json").read_bytes() == index
+    assert tables.numbers("tasks") == [2]
+    assert_delta_is_published(tables.directory)
+
+
+def test_of_two_builds_that_publish_at_the_same_moment_the_log_of_delta_decides(
+    tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables.publication(1).commit({})
+    one, other, stale = (
+        tables.publication(2),
+        tables.publication(3),
+        storage.read_index(tables.place),
+    )
+    one.commit({})
+    with monkeypatch.context() as patch:  # it has looked at the index just before
         patch.setattr(storage, "read_index", lambda _: stale)
         with pytest.raises(HistoryError, match="another build"):
             other.commit({})
-    assert (tables.directory / "_tables.json").read_bytes() == index
     assert tables.numbers("tasks") == [2]
     assert_delta_is_published(tables.directory)
 

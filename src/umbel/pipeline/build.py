@@ -156,6 +156,7 @@ def build(options: Options, spark: SparkSession | None = None) -> Run:
             f"the log {log.shown} has no events yet: let 'umbel record' run while tasks do"
         )
     tables.make()
+    storage.tighten_old(tables)
     builder = Builder(log, tables, options, spark)
     try:
         with explaining(f"cannot build {options.tables} from {options.log}"):
@@ -180,6 +181,7 @@ class Builder:
         self.log, self.tables, self.options = log, tables, options
         self._spark, self._is_own, self._is_probed = spark, spark is None, False
         self._turn: Turn | None = None
+        self._follows: str | None = None  # the published run that this build goes on from
         self._damaged: logs.Segments = {}
         self._gone = set[str]()  # segments that were removed while they were read
         self._is_anew = False  # what the last build left is of no use
@@ -216,7 +218,6 @@ class Builder:
         with turns.turn(self.tables, self.options.progress, wait_s) as own:
             self._turn = own
             try:
-                storage.tighten_old(self.tables)
                 yield
             except BaseException:
                 self.close()  # or Java might still write when somebody else does
@@ -225,7 +226,7 @@ class Builder:
                 self._turn = None
 
     def started(self, log_bytes: int) -> SparkSession:
-        """Spark, for work on so much of the log, if nothing was built before."""
+        """Spark; if it is not running yet, started for this many bytes of the log."""
         self._fresh_bytes = max(self._fresh_bytes, log_bytes)
         self._log_bytes = max(self._log_bytes, log_bytes)
         return self.spark
@@ -270,6 +271,7 @@ class Builder:
         """The tables until now, what the last build left, and what the log has on top of them."""
         storage.take_back_delta(self.tables)
         storage.clean(self.tables)
+        self._follows = storage.published_run(self.tables)
         index: dict[str, Any] = {}
         state = State()
         if self.options.mode == "increments" and not self._is_anew:
@@ -381,7 +383,7 @@ class Builder:
         began = time.monotonic()
         run.run = storage.new_run_id(datetime.now(UTC))
         log_bytes = self._log_bytes if gone else sum(map(self.log.size, paths))
-        publication = Publication(self.spark, self.tables, run.run, index)
+        publication = Publication(self.spark, self.tables, run.run, index, self._follows)
         try:
             with explaining(f"cannot read {self.options.log}"), sized(self.spark, log_bytes):
                 increment = Increment(
@@ -412,6 +414,7 @@ class Builder:
         # Tables of a part of the log are no beginning for others.
         left = {} if self.options.mode == "since" else state.as_json(self.log.url)
         publication.commit(left)
+        self._follows = publication.run
 
     def _nothing_new(self, run: Run, index: Mapping[str, Any], state: State) -> Run:
         """What the last build found holds still."""

@@ -118,8 +118,11 @@ def take_back(tables: Place, published: Mapping[str, Entry], batch: int) -> dict
 
 def is_of(tables: Place, name: str, entry: Entry) -> bool:
     """Whether the newest version of a table has the files of an entry."""
-    found = _opened(tables, name)
-    return found is not None and _committed(found) == _paths(name, entry)
+    try:
+        found = DeltaTable(_uri(tables, name), storage_options=_options(tables))
+    except DeltaError:
+        return False
+    return _committed(found) == _paths(name, entry)
 
 
 def _advance(
@@ -139,7 +142,7 @@ def _advance(
         found = _opened(tables, name)
         version = None if known is None else known.get("version")
         if found is not None and version is not None and found.version() != version:
-            raise HistoryError(_meanwhile(tables))
+            raise HistoryError(meanwhile(tables))
         if version is None or known is None:
             there = set() if found is None else _committed(found)
         else:
@@ -182,6 +185,8 @@ def _opened(tables: Place, name: str) -> DeltaTable | None:
     try:
         return DeltaTable(_uri(tables, name), storage_options=_options(tables))
     except DeltaError:
+        if not tables.is_local:  # a store writes whole objects: it is not damaged, but out of reach
+            raise
         tables.remove(f"{name}/{LOG}")
         return None
 
@@ -226,13 +231,11 @@ def statistics(footer: pq.FileMetaData) -> dict[str, Any]:
             continue
         if all(one.has_null_count for one in groups):
             told["nullCount"][name] = sum(one.null_count for one in groups)
-        bounds = [(one.min, one.max) for one in groups if one.has_min_max]
-        full = [one for one in groups if one.num_values]
-        if len(bounds) == len(full) > 0 and all(
-            _is_plain(value) for two in bounds for value in two
-        ):
-            told["minValues"][name] = min(low for low, _ in bounds)
-            told["maxValues"][name] = max(high for _, high in bounds)
+        bounded = [one for one in groups if one.has_min_max]
+        values = [value for one in bounded for value in (one.min, one.max)]
+        is_known = len(bounded) == sum(one.num_values > 0 for one in groups)
+        if values and is_known and all(map(_is_plain, values)):
+            told["minValues"][name], told["maxValues"][name] = min(values), max(values)
     return told
 
 
@@ -285,13 +288,14 @@ def _explained(tables: Place, name: str) -> Iterator[None]:
     try:
         yield
     except CommitFailedError:
-        raise HistoryError(_meanwhile(tables)) from None
+        raise HistoryError(meanwhile(tables)) from None
     except (DeltaError, OSError) as exc:
         reason = " ".join(str(exc).split())[:300]
         raise HistoryError(f"cannot write {tables.shown}/{name}/{LOG}: {reason}") from exc
 
 
-def _meanwhile(tables: Place) -> str:
+def meanwhile(tables: Place) -> str:
+    """Why a build must not publish: another one has, since it began."""
     return (
         f"another build has published {tables.shown} meanwhile: nothing was changed by this one; "
         "let one build at a time write them"

@@ -102,6 +102,7 @@ def opened(options: Options, spark: SparkSession | None = None) -> Iterator[Rete
         check_master(options.master)
     log, tables = logs.open_log(options.log), Place(options.tables)
     tables.make()
+    storage.tighten_old(tables)
     builder = Builder(log, tables, options, spark)
     try:
         with explaining(f"cannot build {options.tables} from {options.log}"), builder.turn(WAIT_S):

@@ -68,6 +68,11 @@ def read_index(tables: Place) -> dict[str, Any]:
     return index if isinstance(index, dict) and index.get("format") == FORMAT else {}
 
 
+def published_run(tables: Place) -> str:
+    """The run of the last build; empty if there is none."""
+    return str(read_index(tables).get("run", ""))
+
+
 def read_state(tables: Place, index: Mapping[str, Any]) -> dict[str, Any] | None:
     """What the last build left for the next one; None if it left nothing."""
     found = tables.read_json(f"{WORK}/state-{index['run']}.json") if index else None
@@ -171,10 +176,16 @@ class Publication:
     tables: Place
     run: str
     before: Mapping[str, Any] = field(default_factory=dict)
+    # The run that was the published one when this build began; by default the one that is now.
+    follows: str | None = None
     made: dict[str, dict[str, Any]] = field(default_factory=dict)
     _footers: dict[str, pq.FileMetaData] = field(default_factory=dict)  # of files of this run
     # Tables are written by several threads at a time.
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def __post_init__(self) -> None:
+        if self.follows is None:
+            self.follows = published_run(self.tables)
 
     def files(self, name: str) -> list[File]:
         """The files of a table, as far as this run has come."""
@@ -251,8 +262,13 @@ class Publication:
         return {"format": FORMAT, "run": self.run, "tables": tables}
 
     def commit(self, state: Mapping[str, Any]) -> None:
-        """From now on these are the tables."""
+        """From now on these are the tables.
+
+        Raises `HistoryError` if another build has published since this one began.
+        """
         published, index = read_index(self.tables), self.index
+        if published.get("run", "") != self.follows:
+            raise HistoryError(delta.meanwhile(self.tables))
         batch = published.get("batch", 0) + 1
         index |= {"batch": batch, "kept": [self.run, *published.get("kept", ())][:RUNS_KEPT]}
         versions = delta.commit(

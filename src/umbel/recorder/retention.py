@@ -113,7 +113,7 @@ class Busy(LogError):
 
 
 def cutoff_of(days: int, now_s: float) -> str:
-    """The first day that is kept, if today and so many days before it are; UTC."""
+    """The first day to keep, in UTC: the one `days` days before today."""
     return (datetime.fromtimestamp(now_s, UTC) - timedelta(days=days)).strftime("%Y-%m-%d")
 
 

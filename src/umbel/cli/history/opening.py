@@ -30,7 +30,7 @@ tables_option = click.option(
 
 
 def limit_option(default: int, of: str) -> Callable[[_Command], _Command]:
-    """`--limit N`: so many of these at most."""
+    """`--limit N`: print at most N of these."""
     return click.option(
         "--limit",
         type=click.IntRange(0, 2**53),
