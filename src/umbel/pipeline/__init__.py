@@ -13,12 +13,15 @@ all of its events, so that a build costs what is new and gives the tables of a b
 | schemas      | the columns of the log, as Spark's types                         | pyspark |
 | log          | the segments of the log: which are there, which are new          | pyspark |
 | storage      | the files of the tables, and the index that makes them visible   | pyspark |
+| delta        | the same files as Delta Lake tables, for other readers           |         |
+| footers      | what the footer of a Parquet file says                           |         |
 | cells        | how time is cut into parts that are computed again               |         |
 | events       | what every table needs of an event; each event once              | pyspark |
 | task_fold    | the fold of tasks, generated from `cluster.task_states`          | pyspark |
 | tables/      | one pure function DataFrame -> DataFrame for each table          | pyspark |
 | increment    | new segments, carried through to every table that they change    | pyspark |
 | build        | `umbel history build`: what is new, everything, or following     | pyspark |
+| checking     | `umbel history check`: do the tables say what the log says       | pyspark |
 | retention    | `umbel history retain`: which rows of old days stay in the log   | pyspark |
 | reading, at  | tables read without Spark                                        | duckdb  |
 | report/      | one page that shows them                                         | duckdb  |

@@ -37,6 +37,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
 from umbel.pipeline.errors import HistoryError
+from umbel.pipeline.footers import read_footer
 from umbel.pipeline.places import Place
 from umbel.stores import store_of
 
@@ -209,10 +210,7 @@ def _added(tables: Place, whole: str, path: str, footers: Footers) -> AddAction:
 
 
 def _footer(tables: Place, path: str, footers: Footers) -> pq.FileMetaData:
-    if found := footers.get(path):
-        return found
-    with tables.open(path) as file:
-        return pq.read_metadata(file)
+    return footers.get(path) or read_footer(tables, path)
 
 
 def statistics(footer: pq.FileMetaData) -> dict[str, Any]:

@@ -40,6 +40,7 @@ from pyspark.sql.types import StructType
 
 from umbel.pipeline import delta, schemas
 from umbel.pipeline.errors import HistoryError
+from umbel.pipeline.footers import read_footer
 from umbel.pipeline.places import Place
 
 FORMAT: Final = 2
@@ -326,13 +327,8 @@ class Publication:
     def _found(self, folder: str, part: int | None) -> list[File]:
         names = (name for name in self.tables.names(folder) if name.endswith(".parquet"))
         paths = (f"{folder}/{name}" for name in names if not name.startswith((".", "_")))
-        return [{"path": path, "rows": self.count(path), "part": part} for path in paths]
-
-    def count(self, path: str) -> int:
-        """The rows of a Parquet file, by its footer: a job of Spark takes longer."""
-        try:
-            with self.tables.open(path) as file:
-                footer = self._footers[path] = pq.read_metadata(file)
-                return int(footer.num_rows)
-        except (pa.ArrowException, OSError) as exc:
-            raise HistoryError(f"cannot read {self.tables.shown}/{path}: {exc}") from exc
+        found = []
+        for path in paths:
+            footer = self._footers[path] = read_footer(self.tables, path)
+            found.append({"path": path, "rows": footer.num_rows, "part": part})
+        return found
