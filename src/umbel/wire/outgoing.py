@@ -123,8 +123,9 @@ class TaskWriter:
             check_arguments(self._name, args, kwargs)
         if embed is None and self._content_type == JSON:
             inner = self._inner
+            placed = dumps_json(args, inner) if args else b"[]"
             named = dumps_json(kwargs, inner) if kwargs else b"{}"
-            body = b"[%b,%b,%b]" % (dumps_json(args, inner), named, _NO_EMBED_JSON)
+            body = b"[%b,%b,%b]" % (placed, named, _NO_EMBED_JSON)
             content_type, content_encoding = JSON, "utf-8"
             if len(body) > self._limits.body_bytes:
                 check_size(body, JSON, self._limits)
