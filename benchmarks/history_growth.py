@@ -52,6 +52,8 @@ REQUIRED = {
     "following, age in s": (60.0, "<="),
 }
 SQL_TYPES = {"text": "VARCHAR", "whole": "BIGINT", "number": "DOUBLE", "flag": "BOOLEAN"}
+# Columns that are no fields of the event itself, which `raw` has as it was sent.
+UNTOLD = frozenset({"present", "tie", "received", "recorder", "raw"})
 _STEPS = (
     # type, how many there are before it, which tasks have it, what it says
     ("task-sent", 0, "true", "name AS name, args AS args, uuid AS root_id, 0 AS retries"),
@@ -188,7 +190,8 @@ def _rows(first: int, last: int, segment: int) -> str:
     """The query for the rows of some tasks; workers number their events."""
     spacing = 86_400 / EVENTS_PER_DAY * EVENTS_PER_TASK
     tasks = f"""
-        SELECT i, printf('%08x-%016x', hash(i) % 4294967296, i) AS uuid, (i * 104729) % 100 AS dice,
+        SELECT i, CAST(CAST(md5(CAST(i AS VARCHAR)) AS UUID) AS VARCHAR) AS uuid,
+            (i * 104729) % 100 AS dice,
             1.7e9 + i * {spacing} AS t, 'worker' || (i % {WORKERS}) || '@shop' AS worker,
             'shop.order.' || (i % 12) AS name, '(' || i || ', 7)' AS args,
             'OSError(' || i || ')' AS error
@@ -199,12 +202,15 @@ def _rows(first: int, last: int, segment: int) -> str:
     columns = ", ".join(
         f"CAST({name} AS {SQL_TYPES[kind]}) AS {name}"
         for name, kind in COLUMNS.items()
-        if name != "seq"
+        if name not in {"seq", "raw"}
     )
+    told = ", ".join(f"'{name}', {name}" for name in COLUMNS if name not in UNTOLD)
     number = f"{segment} * 100000 + row_number() OVER (PARTITION BY hostname ORDER BY clock)"
     return f"""
         WITH tasks AS MATERIALIZED ({tasks})
-        SELECT {columns}, CAST(IF(inc IS NULL, NULL, {number}) AS BIGINT) AS seq FROM (
+        SELECT {columns}, CAST(IF(inc IS NULL, NULL, {number}) AS BIGINT) AS seq,
+            CAST(json_merge_patch('{{}}', json_object({told})) AS VARCHAR) AS raw
+        FROM (
             SELECT * FROM (SELECT {nothing}) WHERE false UNION ALL BY NAME {steps}
         )
     """
@@ -221,7 +227,6 @@ def _step(kind: str, number: int, which: str, fields: str) -> str:
         f"t + {number} * 0.01 AS timestamp",
         f"t + {number} * 0.01 + 0.05 AS received",
         "'bench' AS recorder",
-        "'{}' AS raw",
         *(["uuid", f"CAST(hash(i, {number}) >> 1 AS BIGINT) AS tie", "-1 AS present"] * is_task),
         *([fields] if fields else []),
     ]

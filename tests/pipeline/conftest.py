@@ -70,6 +70,12 @@ def rows(tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
 
 
 @pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Builds in this process take every log for a large one: Spark writes the tables itself."""
+    monkeypatch.setattr("umbel.pipeline.session.SMALL_BYTES", 0)
+
+
+@pytest.fixture
 def only_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out tables where they do not matter: each costs a job or two."""
     from umbel.pipeline.increment import Increment

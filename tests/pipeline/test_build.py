@@ -120,6 +120,7 @@ def test_runs_has_a_row_for_the_run_with_what_it_counted(world: World, rows: Row
     assert {"events", "workers", "tasks"} <= json.loads(run["timings"]).keys()
 
 
+@pytest.mark.usefixtures("large")
 def test_increments_with_kills_between_all_steps_give_the_same_tables(
     spark: SparkSession,
     world: World,

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from tests.pipeline.stories import Story
 from tests.pipeline.worlds import LogWriter, small_world
 
@@ -16,6 +18,7 @@ FAR = 2**53 - 1
 HUGE = 2**63 - 1
 
 
+@pytest.mark.usefixtures("large")
 def test_extreme_and_odd_values_fail_no_table_and_no_increment(
     spark: SparkSession, tmp_path: Path, rows: Callable[..., list[dict[str, Any]]]
 ) -> None:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -177,14 +178,17 @@ def test_every_row_of_every_table_is_what_the_page_says(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, seed: int
 ) -> None:
     from umbel.pipeline.build import Options, build
+    from umbel.pipeline.session import SMALL_BYTES
 
+    dice = random.Random(seed)
     directory = tmp_path_factory.mktemp("world")
     log, tables = directory / "log", directory / "tables"
     writer, segments = LogWriter(log), world(seed)
-    random.Random(seed).shuffle(segments)
+    dice.shuffle(segments)
     parts = size(1, 1 + seed % 3)
     for number in range(parts):
         for segment in segments[number::parts]:
             writer.add_table(segment)
-        build(Options(log=str(log), tables=str(tables)), spark)
+        with mock.patch("umbel.pipeline.session.SMALL_BYTES", dice.choice((0, SMALL_BYTES))):
+            build(Options(log=str(log), tables=str(tables)), spark)
     check(log, tables)

@@ -42,11 +42,18 @@ def many_cells(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("many_cells")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_removals_between_increments_give_the_tables_of_what_is_left(
-    spark: SparkSession, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+    spark: SparkSession,
+    rows: Rows,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    seed: int,
 ) -> None:
     from umbel.pipeline.build import Options, build
 
     dice = random.Random(seed)
+    if seed % 2:
+        request.getfixturevalue("large")
     monkeypatch.setattr("umbel.pipeline.build.REMOVED_MAX", 0.5 if seed % 4 == 0 else 1.1)
     killer = Killer(monkeypatch)
     writer, tables = LogWriter(tmp_path / "log"), tmp_path / "tables"

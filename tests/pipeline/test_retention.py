@@ -178,6 +178,7 @@ GONE = {"done", "done-too", "lost", "stale"}
 TOLD = ("tasks", "attempts", "workers", "elections", "revocations")
 
 
+@pytest.mark.usefixtures("large")
 def test_old_days_go_but_for_what_is_carried_over_and_the_tables_are_those_of_the_rest(
     spark: SparkSession, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

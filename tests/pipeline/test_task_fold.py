@@ -67,6 +67,7 @@ def test_tasks_of_any_world_are_those_of_the_fold_however_often_events_come(
     }
 
 
+@pytest.mark.usefixtures("large")
 def test_no_python_runs_on_the_way_of_an_event(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

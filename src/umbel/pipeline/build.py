@@ -41,6 +41,7 @@ from umbel.pipeline.session import (
     SHORT_LIVED,
     check_master,
     explaining,
+    is_local,
     is_small,
     session,
     sized,
@@ -383,9 +384,13 @@ class Builder:
         began = time.monotonic()
         run.run = storage.new_run_id(datetime.now(UTC))
         log_bytes = self._log_bytes if gone else sum(map(self.log.size, paths))
-        publication = Publication(self.spark, self.tables, run.run, index, self._follows)
+        is_all_small = is_small(self._log_bytes) and is_local(self.options.master)
+        publication = Publication(
+            self.spark, self.tables, run.run, index, self._follows, is_small=is_all_small
+        )
+        sizes = sized(self.spark, log_bytes, is_all_small=is_all_small)
         try:
-            with explaining(f"cannot read {self.options.log}"), sized(self.spark, log_bytes):
+            with explaining(f"cannot read {self.options.log}"), sizes:
                 increment = Increment(
                     publication,
                     self.log,

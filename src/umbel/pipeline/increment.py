@@ -60,6 +60,7 @@ from umbel.pipeline.watermarks import RECEIPTS, SILENT_S, log_ends, watermarks
 
 STATE_FORMAT: Final = 2
 DAY_MINUTES: Final = 1_440
+SMALL_ROWS_MAX: Final = 100_000
 _ELECTION: Final = "type LIKE 'worker-elect%' AND id IS NOT NULL"
 _TASK_ID: Final = "get_json_object(raw, '$.action.options.task_id')"
 
@@ -217,7 +218,7 @@ class Increment:
 
     def _count(self) -> DataFrame:
         """The new rows, prepared, with their cells; those are split where they are full."""
-        rows = logs.read(self.spark, self.log, self._fresh_paths, self.since)
+        rows = self._read(self._fresh_paths)
         minutes: dict[int, int] = {}
         if self._gone:
             self._recount_receipts()
@@ -239,6 +240,8 @@ class Increment:
         self.read = sum(minutes.values())
         self._cut_cells = self._recounted(self.state.cells.add(minutes))
         cells = self.state.cells
+        # Few bytes may be very many events, if those are all alike.
+        self.publication.is_small &= self.state.rows <= SMALL_ROWS_MAX
         self._new_cells = self._cut_cells | {cells.cell_of(minute) for minute in minutes}
         return self._placed(prepare(rows))
 
@@ -249,7 +252,7 @@ class Increment:
         """
         state = self.state
         newest = max(watermarks(state.known_receipts()).values(), default=0.0)
-        rows = logs.read(self.spark, self.log, state.coverage.paths, self.since)
+        rows = self._read(state.coverage.paths)
         for chosen in (rows.where(f"received >= {newest - SILENT_S!r}D"), rows):
             found = chosen.groupBy("recorder").agg(*map(expr, RECEIPTS)).collect()
             state.receipts = {one["recorder"]: [one["prompt"], one["newest"]] for one in found}
@@ -285,7 +288,10 @@ class Increment:
             paths = self.state.coverage.paths
         else:
             paths = self.state.coverage.paths_within(self.state.cells.times(chosen))
-        return logs.read(self.spark, self.log, paths, self.since)
+        return self._read(paths)
+
+    def _read(self, paths: list[str]) -> DataFrame:
+        return self.publication.in_one(logs.read(self.spark, self.log, paths, self.since))
 
     def _placed(self, rows: DataFrame) -> DataFrame:
         return rows.selectExpr("*", f"{self.state.cells.sql()} AS _cell")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from umbel.pipeline.errors import HistoryError
 from umbel.pipeline.log import MARKER
 from umbel.pipeline.places import Place
-from umbel.pipeline.session import first_line
+from umbel.pipeline.session import first_line, is_local
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,9 +26,8 @@ PER_CORE: Final = 4
 
 def probe(spark: SparkSession, log: Place, tables: Place) -> None:
     """Raises `HistoryError` unless all executors see what the driver sees."""
-    master = spark.sparkContext.master or ""
-    if master.startswith("local") and "cluster" not in master:
-        return  # the driver is the executor
+    if is_local(spark.sparkContext.master or ""):
+        return
     token = secrets.token_hex(8)
     folder = f"{WORK}/probe-{token}"
     tables.write_json(f"{folder}/token.json", {"token": token})

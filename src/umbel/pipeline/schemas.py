@@ -12,8 +12,10 @@ from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.functions import lit
+from pyspark.sql.functions import col, lit
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
+    ArrayType,
     BooleanType,
     DataType,
     DoubleType,
@@ -49,6 +51,23 @@ def schema(kinds: Mapping[str, str]) -> StructType:
 def arrow_schema(kinds: Mapping[str, str]) -> pa.Schema:
     """As `schema`, for Arrow."""
     return pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in kinds.items()])
+
+
+def nullable(kind: DataType) -> DataType:
+    """The same type, in which everything may be null, as in files that Spark writes."""
+    if isinstance(kind, StructType):
+        return StructType([StructField(one.name, nullable(one.dataType)) for one in kind])
+    if isinstance(kind, ArrayType):
+        return ArrayType(nullable(kind.elementType))
+    return kind
+
+
+def collected(rows: DataFrame) -> pa.Table:
+    """All rows, here."""
+    kinds = nullable(rows.schema)
+    assert isinstance(kinds, StructType)
+    columns = (col(one.name).cast(one.dataType).alias(one.name) for one in kinds)
+    return rows.select(*columns).toArrow().cast(to_arrow_schema(kinds))
 
 
 def no_rows(spark: SparkSession, schema: StructType) -> DataFrame:

@@ -32,6 +32,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql.functions import col, expr
@@ -53,6 +54,8 @@ _RUN: Final = r"\d{8}T\d{12}-[0-9a-f]{4}"
 # What runs of this and of the older version (`v=`) write below a table.
 _WRITTEN: Final = re.compile(rf"[rv]=({_RUN})")
 _LEFT: Final = re.compile(rf"(?:[a-z_]+-({_RUN})|manifest\.json|tiers)")
+_TIMES: Final = ("minute", "began", "received", "timestamp")
+_NULL_PART: Final = "__HIVE_DEFAULT_PARTITION__"  # as Spark names it
 _KEPT: Final = re.compile(rf"(?:index|state)-({_RUN})\.json")
 
 File = dict[str, Any]  # path, rows, part
@@ -166,6 +169,15 @@ def _clean_folder(tables: Place, folder: str, files: Collection[str]) -> None:
             tables.remove(path)
 
 
+def _by_time(parted: DataFrame) -> DataFrame:
+    """The rows of each part sorted by the time that they have, if any.
+
+    Neighbours are alike then: files are smaller by a third, and readers can skip pages.
+    """
+    times = [name for name in _TIMES if name in parted.columns][:1]
+    return parted.sortWithinPartitions("part", *times)
+
+
 @dataclass(slots=True)
 class Publication:
     """The tables of one run, seen by nobody until `commit`.
@@ -179,6 +191,7 @@ class Publication:
     before: Mapping[str, Any] = field(default_factory=dict)
     # The run that was the published one when this build began; by default the one that is now.
     follows: str | None = None
+    is_small: bool = False  # all tables are: rows come to the driver, which writes them
     made: dict[str, dict[str, Any]] = field(default_factory=dict)
     _footers: dict[str, pq.FileMetaData] = field(default_factory=dict)  # of files of this run
     # Tables are written by several threads at a time.
@@ -204,7 +217,11 @@ class Publication:
         """The rows of a table, or of some parts, as far as this run has come; or `before` it."""
         files = self.before["tables"][name]["files"] if before else self.files(name)
         chosen = [one for one in files if parts is None or one["part"] in parts]
-        return read_files(self.spark, self.tables, chosen, schema)
+        return self.in_one(read_files(self.spark, self.tables, chosen, schema))
+
+    def in_one(self, rows: DataFrame) -> DataFrame:
+        """These rows; in one partition if there are few, so that Spark need not move them."""
+        return rows.coalesce(1) if self.is_small else rows
 
     def replace(
         self, name: str, rows: DataFrame, by: str = "", parts: Collection[int | None] | None = None
@@ -215,8 +232,9 @@ class Publication:
         """
         folder = self._folder(name)
         if by:
-            parted = rows.withColumn("part", col(by)).repartition("part")
-            new = self._write(parted, folder, "part")
+            parted = rows.withColumn("part", col(by))
+            parted = parted if self.is_small else parted.repartition("part")
+            new = self._write(_by_time(parted), folder, "part")
         else:
             new = self._write(rows, folder)
         others = [one for one in self.files(name) if parts is not None and one["part"] not in parts]
@@ -236,10 +254,15 @@ class Publication:
     def replace_few(self, name: str, rows: list[dict[str, Any]], kinds: Mapping[str, str]) -> None:
         """Write a table of few rows, without Spark."""
         table = pa.Table.from_pylist(rows, schemas.arrow_schema(kinds))
-        self.made[name] = {"rows": len(rows), "files": [self._write_small(name, table)]}
+        self.made[name] = {
+            "rows": len(rows),
+            "files": [self._write_small(self._folder(name), table)],
+        }
 
     def keep(self, rows: DataFrame, name: str) -> DataFrame:
         """Write what several tables are made of; gives it as it was written."""
+        if self.is_small:
+            return self.spark.createDataFrame(schemas.collected(rows)).coalesce(1)
         path = f"{WORK}/{name}-{self.run}"
         self._write(rows, path)
         return self.spark.read.schema(rows.schema).parquet(self.tables.at(path))
@@ -290,21 +313,37 @@ class Publication:
         full = [one for one in files if one["rows"]]
         if not full and not name.startswith("_"):  # a file with the columns, for those who read
             empty = [one for one in files if not one["rows"]]
-            full = empty[:1] or [self._write_small(name, to_arrow_schema(schema).empty_table())]
+            full = empty[:1] or [
+                self._write_small(self._folder(name), to_arrow_schema(schema).empty_table())
+            ]
         self.made[name] = {"rows": sum(one["rows"] for one in full), "files": full}
 
-    def _write_small(self, name: str, table: pa.Table) -> File:
+    def _write_small(self, folder: str, table: pa.Table, part: int | None = None) -> File:
         """Write a file without Spark."""
-        path, sink = f"{self._folder(name)}/part-0.parquet", pa.BufferOutputStream()
-        pq.write_table(table, sink)
+        path, sink = f"{folder}/part-0.parquet", pa.BufferOutputStream()
+        pq.write_table(table, sink, compression="zstd")
         self.tables.write(path, sink.getvalue().to_pybytes())
-        return {"path": path, "rows": table.num_rows, "part": None}
+        return {"path": path, "rows": table.num_rows, "part": part}
+
+    def _write_parts(self, rows: pa.Table, folder: str, by: str) -> list[File]:
+        """As `_write`, of rows that the driver has."""
+        if not by:
+            return [self._write_small(folder, rows)]
+        made = []
+        for part in rows[by].unique().to_pylist():
+            chosen = pc.is_null(rows[by]) if part is None else pc.equal(rows[by], part)
+            name = f"{by}={_NULL_PART if part is None else part}"
+            table = rows.filter(chosen).drop_columns(by)
+            made.append(self._write_small(f"{folder}/{name}", table, part))
+        return made
 
     def _write(self, rows: DataFrame, folder: str, by: str = "") -> list[File]:
         """Write rows as Parquet files into a folder, durably; gives the files.
 
         Raises `HistoryError` if the driver does not find all that the executors wrote.
         """
+        if self.is_small:
+            return self._write_parts(schemas.collected(rows), folder, by)
         counted = Observation()
         made = rows.observe(counted, expr("count(1)").alias("rows")).write.mode("overwrite")
         (made.partitionBy(by) if by else made).parquet(self.tables.at(folder))
@@ -314,7 +353,7 @@ class Publication:
             for name in self.tables.names(folder):
                 value = name.partition("=")[2]
                 if value:
-                    part = None if value.startswith("__HIVE") else int(value)
+                    part = None if value == _NULL_PART else int(value)
                     found += self._found(f"{folder}/{name}", part)
         total, wrote = sum(one["rows"] for one in found), counted.get["rows"]
         if total != wrote:
