@@ -195,6 +195,128 @@ def test_a_worker_waits_for_its_only_queue_while_another_connection_has_it(
         inside.close()
 
 
+@contextlib.contextmanager
+def unreadable(kind: str, server: RabbitMQServer, vhost: str) -> Iterator[Queue]:
+    """A queue named `odd` that can be declared and cannot be consumed at the moment."""
+    odd = Queue("odd", Exchange("celery_jobs"), routing_key="odd")
+    with server.connection(vhost) as other:
+        channel = other.channel()
+        if kind == "exclusive consumer":
+            channel.queue_declare("odd", durable=True, auto_delete=False)
+            channel.basic_consume("odd", exclusive=True)
+        elif kind == "locked":
+            channel.queue_declare("odd", durable=True, exclusive=True, auto_delete=False)
+        yield Queue("odd", no_declare=True) if kind in ("locked", "missing") else odd
+
+
+def make_readable(server: RabbitMQServer, vhost: str) -> None:
+    """There is a queue named `odd`, and nobody has it for himself."""
+    with server.connection(vhost) as other:
+        channel = other.channel()
+        channel.queue_declare("odd", durable=True, auto_delete=False)
+        channel.exchange_declare("celery_jobs", "direct", durable=True, auto_delete=False)
+        channel.queue_bind("odd", "celery_jobs", "odd")
+
+
+@pytest.mark.parametrize("kind", ["exclusive consumer", "locked", "missing"])
+def test_a_queue_that_cannot_be_consumed_now_does_not_stop_the_others(
+    amqp_url: str, rabbitmq_server: RabbitMQServer, kind: str
+) -> None:
+    noted, vhost = Noted(), amqp_url.rsplit("/", 1)[1]
+    settings: dict[str, Any] = {"broker_url": amqp_url, "result_backend": "disabled://"}
+    celery = Queue("celery", Exchange("celery_jobs"), routing_key="celery")
+    with unreadable(kind, rabbitmq_server, vhost) as odd:
+        inside = Inside({**settings, "task_queues": [odd, celery]}, noted).start(wait=False)
+        try:
+            inside.send("note", 1, queue="celery")
+            wait_until(lambda: noted.ran == [1], what="the task")
+            consumption, tally = inside.worker.consumption, inside.worker.tally
+            assert list(consumption.refused_queues) == ["odd"]
+            lost = tally.connections_lost
+            inside.call(consumption._ask_again)
+            assert list(consumption.refused_queues) == ["odd"]
+            inside.break_connection()
+            assert list(consumption.refused_queues) == ["odd"]
+            assert tally.connections_lost == lost + 1  # the one that was broken here
+        except BaseException:
+            inside.close()
+            raise
+    try:
+        make_readable(rabbitmq_server, vhost)
+        for n in range(3):
+            inside.client.send_task("note", (n,), exchange="celery_jobs", routing_key="odd")
+        inside.call(consumption._ask_again)
+        assert consumption.refused_queues == {}
+        wait_until(lambda: len(noted.ran) >= 4, what="the tasks")
+        assert sorted(noted.ran[1:]) == [0, 1, 2]
+        assert tally.connections_lost == lost + 1
+    finally:
+        inside.close()
+
+
+@pytest.mark.parametrize("names", [["odd"], ["odd", "even"]])
+def test_a_worker_waits_while_others_consume_all_of_its_queues_exclusively(
+    amqp_url: str, rabbitmq_server: RabbitMQServer, names: list[str]
+) -> None:
+    noted = Noted()
+    settings: dict[str, Any] = {"broker_url": amqp_url, "result_backend": "disabled://"}
+    jobs = Exchange("celery_jobs")
+    settings["task_queues"] = [Queue(name, jobs, routing_key=name) for name in names]
+    with rabbitmq_server.connection(amqp_url.rsplit("/", 1)[1]) as other:
+        for name in names:
+            channel = other.channel()
+            channel.queue_declare(name, durable=True, auto_delete=False)
+            channel.basic_consume(name, exclusive=True)
+        inside = Inside(settings, noted).start(wait=False)
+        wait_until(lambda: inside.worker.tally.connections_lost > 4, what="tries")
+    try:
+        inside.wait_until_ready()
+        inside.call(inside.worker.consumption._ask_again)
+        assert inside.worker.is_ready()
+        for name in names:
+            inside.send("note", name, queue=name)
+        wait_until(lambda: sorted(noted.ran) == sorted(names), what="the tasks")
+    finally:
+        inside.close()
+
+
+@pytest.mark.parametrize("kind", ["exclusive consumer", "missing"])
+def test_adding_or_resuming_a_queue_that_cannot_be_consumed_keeps_the_connection(
+    amqp_url: str, rabbitmq_server: RabbitMQServer, kind: str
+) -> None:
+    noted, vhost = Noted(), amqp_url.rsplit("/", 1)[1]
+    settings: dict[str, Any] = {"broker_url": amqp_url, "result_backend": "disabled://"}
+    inside = Inside(settings, noted).start()
+    names = {"exchange": "celery_jobs", "exchange_type": "direct", "routing_key": "odd"}
+    more = {"no_declare": True} if kind == "missing" else {}
+
+    def add() -> None:
+        inside.worker.consumption.add("odd", **names, **more)
+
+    try:
+        consumption = inside.worker.consumption
+        with unreadable(kind, rabbitmq_server, vhost):
+            with pytest.raises(ValueError, match=r"queue odd cannot be consumed: .* queue 'odd'"):
+                inside.call(add)
+            assert "odd" not in inside.app.queues.consumed
+            assert consumption.refused_queues == {}
+        make_readable(rabbitmq_server, vhost)
+        inside.call(add)
+        assert inside.call(lambda: consumption.pause("odd"))
+        rabbitmq_server.delete_queue("odd", vhost)
+        with unreadable(kind, rabbitmq_server, vhost):
+            assert inside.call(lambda: consumption.resume("odd"))
+            assert list(consumption.refused_queues) == ["odd"]
+            assert consumption._timer is not None  # it is tried again
+        make_readable(rabbitmq_server, vhost)
+        inside.call(consumption._ask_again)
+        inside.send("note", 1, queue="odd")
+        wait_until(lambda: noted.ran == [1], what="the task")
+        assert inside.worker.tally.connections_lost == 0
+    finally:
+        inside.close()
+
+
 def wrong_addresses(redis: str, amqp: str) -> dict[str, tuple[str, str]]:
     """What is wrong, the address, and what the last line names."""
     server = redis.rpartition("/")[0]

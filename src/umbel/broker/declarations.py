@@ -1,8 +1,9 @@
-"""Declaring queues one at a time, so that one that is refused does not spoil the others."""
+"""Declaring and trying queues one at a time, so that one that is refused harms no other."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from amqp.exceptions import ChannelError
@@ -10,7 +11,7 @@ from kombu import Connection, Queue
 from redis.exceptions import RedisError, ResponseError
 
 from umbel.broker.connections import driver
-from umbel.broker.permanent import Refused, permanent
+from umbel.broker.permanent import Refused, permanent, refused_consumer
 
 
 def declare_each(
@@ -44,6 +45,39 @@ def declare_each(
     if apart:
         used.close()
     return refused
+
+
+@contextlib.contextmanager
+def trial(connection: Connection, queue: Queue) -> Iterator[Refused | None]:
+    """Consume a queue apart from all others while the block runs; yields why that is refused.
+
+    RabbitMQ closes the channel of a refusal, and the worker's own holds messages of tasks that run.
+    The block is where to begin on that one: a queue that is deleted with its last consumer is not
+    without any in between. A message that comes here, at most one, goes back after the block.
+    """
+    if driver(connection) != "amqp":
+        yield None
+        return
+    channel = connection.channel()
+    try:
+        channel.basic_qos(0, 1, False)
+        channel.basic_consume(
+            queue.name, callback=_leave, arguments=queue.consumer_arguments, nowait=False
+        )
+    except connection.channel_errors as exc:
+        cause = refused_consumer(exc)
+        if cause is None or cause.login:
+            raise
+        yield cause
+        return
+    try:
+        yield None
+    finally:
+        channel.close()
+
+
+def _leave(message: Any) -> None:
+    """Leave a message of a trial for the end of its channel."""
 
 
 def _check_lists(channel: Any, queue: str) -> None:

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from amqp.exceptions import AMQPError
+from amqp import spec
+from amqp.exceptions import AMQPError, ChannelError
 from redis.exceptions import (
     AuthenticationError,
     ClusterCrossSlotError,
@@ -71,6 +72,16 @@ def permanent(exc: BaseException | None) -> Refused | None:
         if found is not None:
             return found
     return None
+
+
+def refused_consumer(exc: BaseException | None) -> Refused | None:
+    """What the broker refuses for good, or a consumer of a queue that it refuses for now."""
+    found = permanent(exc)
+    for one in _chain(exc) if found is None else ():
+        if isinstance(one, ChannelError) and tuple(one.method_sig or ()) == spec.Basic.Consume:
+            text = " ".join(str(one).split())
+            return Refused(text, "It is tried again once a minute.", may_pass=True)
+    return found
 
 
 def described(exc: BaseException) -> str:

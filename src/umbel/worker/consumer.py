@@ -19,7 +19,7 @@ from kombu import Consumer as KombuConsumer
 
 from umbel.broker.connections import addresses, driver, hang_up, masked
 from umbel.broker.origins import Origins
-from umbel.broker.permanent import permanent
+from umbel.broker.permanent import permanent, refused_consumer
 from umbel.broker.redis.ledger import Ledger
 from umbel.worker.blueprint import Blueprint
 from umbel.worker.errors import BrokerRefuses, BrokerUnreachable, ConnectionFailed
@@ -112,9 +112,11 @@ class Consumer:
         self.worker.salvage.deliveries_void()
         self.returns.void(exc)
         fatal_if_no_files(exc)
-        cause = permanent(exc)
-        if cause is not None and not cause.login and not self.worker.consumption.leave_out(cause):
-            self.give_up(f"{self.url} refuses what this worker needs: {cause}")
+        cause = refused_consumer(exc)
+        if cause is not None and not cause.login:
+            goes_on = self.worker.consumption.leave_out(cause) or cause.may_pass
+            if not goes_on:
+                self.give_up(f"{self.url} refuses what this worker needs: {cause}")
         if not self.app.conf.broker_connection_retry:
             raise BrokerUnreachable(
                 f"the connection to {self.url} was lost: {_plain(exc)}; "

@@ -10,9 +10,10 @@ lost connection alike. What was taken before goes on.
 
 A queue that the broker *refuses*, because it is there with other arguments, the user lacks a
 permission or another connection has it for itself, is left out, so that it does not stop the
-others. It is declared again on every connection and once a minute; one that could be declared and
-not consumed, with `add` only. What may pass by itself ends no worker: one that has no other queue
-connects again.
+others. It is tried again once a minute, and on every connection unless it was a consumer that was
+refused. RabbitMQ closes the channel of a refusal: so all but the first try of a connection is made
+apart (`trial`), and costs the tasks that run nothing. What may pass by itself ends no worker: one
+that has no other queue connects again.
 
 The last command holds here, whichever it was. What other nodes tell is heard on other threads. A
 worker that may not be paused, or not be resumed (`control_allow`), knows it, and passes it on, but
@@ -21,6 +22,7 @@ does not obey.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable
@@ -28,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from kombu import Exchange, Queue
 
-from umbel.broker.declarations import declare_each
+from umbel.broker.declarations import declare_each, trial
 from umbel.broker.permanent import ASK_AGAIN_S, Refused
 from umbel.cluster.pauses import Pauses
 
@@ -48,8 +50,9 @@ class Consumption:
         self._lock = threading.Lock()
         self._pauses = Pauses()  # of the cluster
         self.refused_queues: dict[str, str] = {}  # by the broker, and why
-        self._unreadable: set[str] = set()  # those of them that could be declared
+        self._unreadable: set[str] = set()  # those of them that could be declared, not consumed
         self._logged: dict[str, str] = {}
+        self._timer: Any = None  # while queues are refused on this connection
 
     @property
     def queues(self) -> list[Queue]:
@@ -76,16 +79,38 @@ class Consumption:
             url = self._worker.consumer.url
             self._worker.consumer.give_up(f"{url} refuses every queue of this worker: {reasons}")
         if self.refused_queues:
-            self._worker.timer.call_repeatedly(ASK_AGAIN_S, self._ask_again)
+            self._ask_later()
+
+    def end(self) -> None:
+        """The connection ends: nothing is asked on it any more."""
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
 
     def leave_out(self, cause: Refused) -> bool:
-        """Leave out the queue that an answer of the broker names; False when none would be left."""
+        """Leave out the queue that an answer of the broker names; False when none would be left.
+
+        If that may pass, all of them are tried with the next connection instead.
+        """
         for queue in self.queues:
-            if f"'{queue.name}'" in cause.text:
-                self._unreadable.add(queue.name)
-                self._refused(queue.name, cause)
-                return bool(self.queues)
+            if f"queue '{queue.name}'" not in cause.text:
+                continue
+            if "NOT_FOUND" in cause.text and not queue.no_declare:
+                return True  # it was deleted just now, and is declared with the next connection
+            self._unreadable.add(queue.name)
+            self._refused(queue.name, cause)
+            if not self.queues and cause.may_pass:
+                for name in list(self._unreadable):
+                    self._forget_refusal(name)
+            return bool(self.queues)
         return False
+
+    def report_consumed(self) -> None:
+        """Log which queues that were left out are consumed now."""
+        for name in self._logged.keys() - self.refused_queues.keys() - self.paused:
+            del self._logged[name]
+            if name in self._worker.app.queues.consumed:
+                logger.info("Queue %s is consumed now", name)
 
     def _declare(self, queues: Iterable[Queue]) -> list[Refused]:
         consumer = self._worker.consumer
@@ -102,9 +127,13 @@ class Consumption:
             logger.error("Queue %s is left out: %s", name, cause)
             self._logged[name] = str(cause)
 
+    def _ask_later(self) -> None:
+        if self._timer is None:
+            self._timer = self._worker.timer.call_repeatedly(ASK_AGAIN_S, self._ask_again)
+
     def _ask_again(self) -> None:
         consumed = self._worker.app.queues.consumed
-        for name in self.refused_queues.keys() - self._unreadable:
+        for name in list(self.refused_queues):
             reason = self.refused_queues.pop(name)
             if name in consumed and name not in self.paused:
                 self._begin(consumed[name])
@@ -124,20 +153,25 @@ class Consumption:
         if queue is None:
             kind = Exchange(exchange, type=exchange_type, durable=options.get("durable", True))
             queue = Queue(name, kind, routing_key=routing_key, **options)
+        rests = self._pauses.is_paused(name)  # in the cluster: that is kept
         self._forget_refusal(name)
-        self._declare([queue])
-        if name in self.refused_queues:
-            reason = self.refused_queues[name]
-            if name not in queues.consumed:
-                self._forget_refusal(name)
-            raise ValueError(f"queue {name} cannot be consumed: {reason}")
-        if name not in queues.consumed:
+        before = queues.consume_from
+        is_new = name not in queues.consumed
+        if is_new:  # before its first message comes
             queues.consume_from = {**queues.consumed, name: queue}
+        try:
+            self._declare([queue]) if rests else self._begin(queue)
+            if name in self.refused_queues:
+                reason = self.refused_queues[name]
+                raise ValueError(f"queue {name} cannot be consumed: {reason}")
+        except BaseException:
+            if is_new:
+                queues.consume_from = before
+                self._forget_refusal(name)
+            raise
         queues.add(queue)
-        if not self._pauses.is_paused(name):  # in the cluster: that is kept
+        if not rests:
             self.paused.discard(name)
-        if name not in self.paused:
-            self._begin(queue)
 
     def drop(self, name: str) -> None:
         """Consume a queue no longer, also after a lost connection."""
@@ -216,15 +250,23 @@ class Consumption:
     # -- on the connection ---------------------------------------------------------------
 
     def _begin(self, queue: Queue) -> None:
-        tasks = self._worker.consumer.tasks
+        connection, tasks = self._worker.consumer.connection, self._worker.consumer.tasks
         if tasks is None or tasks.consuming_from(queue):
             return
+        self._forget_refusal(queue.name)
         self._declare([queue])
-        if queue.name not in self.refused_queues:
-            tasks.add_queue(queue)
-            tasks.consume()
-            if self._logged.pop(queue.name, None) is not None:
-                logger.info("Queue %s is consumed now", queue.name)
+        if queue.name in self.refused_queues:
+            self._ask_later()
+            return
+        with contextlib.nullcontext() if connection is None else trial(connection, queue) as cause:
+            if cause is None:
+                tasks.add_queue(queue)
+                tasks.consume()
+            else:
+                self._unreadable.add(queue.name)
+                self._refused(queue.name, cause)
+                self._ask_later()
+        self.report_consumed()
 
     def _end(self, name: str) -> None:
         tasks = self._worker.consumer.tasks

@@ -55,6 +55,7 @@ class TasksStep(Step):
     def consume(parent: Any) -> None:
         """Ask for messages: when the loop begins, so that a worker which is not ready has none."""
         parent.tasks.consume()
+        parent.worker.consumption.report_consumed()
 
     @staticmethod
     def _keep_leases(parent: Any) -> None:
@@ -83,6 +84,7 @@ class TasksStep(Step):
         tasks, parent.tasks = parent.tasks, None
         channel, parent.channel = parent.channel, None
         parent.worker.consumer_timeout.end()
+        parent.worker.consumption.end()
         if parent.lost:
             return  # there is nobody to say it to, and the answer could be waited for in vain
         if hasattr(channel, "flush_acks"):
