@@ -142,7 +142,13 @@ class Retry(TaskOutcome):
         self.is_eager = is_eager
         self.sig = sig
         self.clock = 0  # when it was decided, before the call was sent again
+        self.is_stored = False  # as the state of the task
         super().__init__(message, exc, when)
+
+    @property
+    def cause(self) -> BaseException:
+        """What is stored as the reason: the error if there is one, else this outcome."""
+        return self if self.exc is None else self.exc
 
     def humanize(self) -> str:
         """The delay in words."""

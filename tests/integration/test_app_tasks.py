@@ -65,6 +65,13 @@ def declare_compositions(app: Umbel) -> None:
         return 1
 
 
+class Noted(Task):
+    """Notes which tasks have ended in a retry."""
+
+    def on_retry(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        runs[task_id].append("retried")
+
+
 def declare_outcomes(app: Umbel) -> None:
     @app.task(bind=True, name="retries", max_retries=3)
     def retries(self: Task, key: str, needed: int, **options: Any) -> int:
@@ -72,6 +79,12 @@ def declare_outcomes(app: Umbel) -> None:
         if self.request.retries < needed:
             raise self.retry(**options)
         return self.request.retries
+
+    @app.task(bind=True, name="outrun", max_retries=1, base=Noted)
+    def outrun(self: Task, key: str) -> None:
+        outcome = self.retry(countdown=0, throw=False)
+        assert gates[key].wait(20)
+        raise outcome
 
     @app.task(name="flaky", autoretry_for=(ConnectionError,), retry_backoff=0.02, max_retries=4)
     async def flaky(key: str) -> str:
@@ -174,6 +187,17 @@ def test_a_retry_runs_later_under_the_same_id(app: Umbel) -> None:
 def test_retries_end_with_the_error_that_says_so(app: Umbel) -> None:
     result = app.tasks["retries"].delay(uuid.uuid4().hex, 99, countdown=0)
     with pytest.raises(MaxRetriesExceededError, match="Can't retry retries"):
+        result.get(timeout=30)
+
+
+def test_a_retry_that_ends_before_the_run_that_sent_it_keeps_its_result(app: Umbel) -> None:
+    key = uuid.uuid4().hex
+    result = app.tasks["outrun"].delay(key)
+    wait_until(lambda: result.state == "FAILURE", 20, "the end of the second run")
+    gates[key].set()
+    wait_until(lambda: runs[result.id] == ["retried"], 20, "the end of the first one")
+    assert app.AsyncResult(result.id).state == "FAILURE"
+    with pytest.raises(MaxRetriesExceededError):
         result.get(timeout=30)
 
 

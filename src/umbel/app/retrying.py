@@ -3,10 +3,14 @@
 The message is like the one that is being executed, its id included; only the number of retries
 and the time differ, and what the caller changes. It goes where the first one went unless another
 queue or exchange is named.
+
+The state RETRY is stored before the message is sent: the next run may end, and store its outcome,
+before the run that sent it has ended.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Mapping
 from inspect import Parameter
@@ -20,6 +24,8 @@ if TYPE_CHECKING:
     from umbel.app.canvas import Signature
     from umbel.app.context import Context
     from umbel.app.task import Task
+
+logger = logging.getLogger("umbel.task")
 
 
 def retry(
@@ -59,6 +65,7 @@ def retry(
     outcome = Retry(exc=cause, when=eta or countdown, is_eager=request.is_eager, sig=again)
     if not request.is_eager:
         outcome.clock = task.app.clock.forward()
+        _store(task, request, outcome)
         _send(task, again)
     if throw:
         raise outcome
@@ -100,6 +107,21 @@ def _arguments(task: Task, request: Context, args: Any, kwargs: Any) -> tuple[An
         if name in rest and kinds[name] is Parameter.POSITIONAL_OR_KEYWORD:
             kept[place] = rest.pop(name)
     return tuple(kept), rest
+
+
+def _store(task: Task, request: Context, outcome: Retry) -> None:
+    from umbel.app.trace import RETRY, traceback_text
+
+    outcome.is_stored = True
+    ignored = request.ignore_result
+    if request.id is None or (task.ignores_result if ignored is None else ignored):
+        return
+    cause = outcome.cause
+    text = traceback_text(cause)
+    try:
+        task.app.backend.store(request.id, cause, RETRY, traceback=text, request=request)
+    except Exception:
+        logger.exception("task %s[%s]: its retry was not recorded", task.name, request.id)
 
 
 def _send(task: Task, again: Signature) -> None:

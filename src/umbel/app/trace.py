@@ -207,10 +207,10 @@ class Tracer:
         return self.failed(request, args, kwargs, exc)
 
     def _retried(self, request: Context, args: Any, kwargs: Any, outcome: Retry) -> Traced:
-        cause = outcome.exc if outcome.exc is not None else outcome
+        cause = outcome.cause
         text = traceback_text(cause)
         try:
-            if self._keeps(request):
+            if self._keeps(request) and not outcome.is_stored:
                 self.app.backend.store(_id(request), cause, RETRY, traceback=text, request=request)
             self.task.on_retry(cause, _id(request), args, kwargs, FailureInfo(cause, text))
         except Exception:

@@ -373,7 +373,7 @@ def test_a_retry_that_can_not_be_sent_gives_a_late_message_back(
     monkeypatch.setattr(app.publisher, "send", broken)
     outcome = run(app, message)
     assert (outcome.state, outcome.requeue) == (state, late)
-    assert result.state == ("PENDING" if late else "FAILURE")
+    assert result.state == ("RETRY" if late else "FAILURE")
 
 
 def test_reject_says_what_it_was_made_with() -> None:
