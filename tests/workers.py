@@ -8,6 +8,7 @@ waits for a line, never for a time. Umbel's own are forked off a process that ha
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -15,10 +16,12 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from tests import forks, guard
 
@@ -208,3 +211,12 @@ def program_environment(cwd: Path) -> dict[str, str]:
         "PYTHONFAULTHANDLER": "1",
         "NO_COLOR": "1",
     }
+
+
+def ready(port: int) -> tuple[int, dict[str, Any]]:
+    """What the health port of a worker answers: the status, and the document."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as exc:
+        return exc.code, json.load(exc)

@@ -6,8 +6,6 @@ import contextlib
 import json
 import re
 import shlex
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from kombu import Exchange, Queue
 
 from tests.inside import Inside
 from tests.servers import RabbitMQServer, RedisServer, free_port, wait_until
-from tests.workers import ROOT, Program, WorkerProcess, run_umbel
+from tests.workers import ROOT, Program, WorkerProcess, ready, run_umbel
 from umbel import Umbel
 from umbel.cli.errors import REFUSED
 
@@ -61,14 +59,6 @@ class Shop:
 @pytest.fixture
 def shop(tmp_path: Path, start_worker: Callable[..., WorkerProcess]) -> Shop:
     return Shop(tmp_path, start_worker)
-
-
-def ready(port: int) -> tuple[int, dict[str, Any]]:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as exc:
-        return exc.code, json.load(exc)
 
 
 @pytest.fixture

@@ -127,6 +127,7 @@ def test_what_a_killed_worker_could_not_settle_is_not_started_by_the_next_one(
     holder = site.worker("threads", *ALONE, concurrency=1, settings=SHORT)
     busy = site.send("wait", "busy")
     site.wait_until_begun("busy")
+    wait_until(lambda: site.taken() == 0, what="its early acknowledgement")
     revoked = site.send("record", "revoked", **options)
     kept = site.send("record", "kept", **options)
     wait_until_held(site, revoked, kept)

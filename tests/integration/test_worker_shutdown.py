@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.servers import wait_until
+from tests.servers import free_port, wait_until
 from tests.sites import Site
+from tests.workers import ready
 
 POOLS = ["prefork", "threads", "gevent"]
 COLD_S = 2.0
@@ -118,12 +119,15 @@ def test_a_solo_worker_that_runs_a_task_stops_cold_at_once(
 
 
 def test_a_solo_worker_ends_its_task_before_it_stops_warm(site: Site) -> None:
-    worker = site.worker("solo", concurrency=1)
+    port = free_port()
+    worker = site.worker("solo", "--health-port", str(port), concurrency=1)
     running = site.send("wait", "running")
     site.wait_until_begun("running")
     site.send("record", "waiting")
+    assert ready(port)[0] == 200
     worker.signal(signal.SIGTERM)
-    worker.wait_for(WARM_SAID)
+    # The line of the log is written before the stop is asked for, and the loop is in the task.
+    wait_until(lambda: ready(port)[0] == 503, what="the stop")
     site.open_gate("running")
     assert worker.wait(10) == 0
     assert running.get(timeout=30) == "running"
