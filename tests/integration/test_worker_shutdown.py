@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.servers import free_port, wait_until
+from tests.servers import RedisServer, free_port, wait_until
 from tests.sites import Site
-from tests.workers import ready
+from tests.workers import WorkerProcess, ready
+from umbel import Umbel
+from umbel.app.results import AsyncResult
 
 POOLS = ["prefork", "threads", "gevent"]
 COLD_S = 2.0
@@ -172,3 +176,82 @@ def test_a_broker_that_does_not_answer_holds_a_stop_up_no_longer_than_the_settin
         assert time.monotonic() - began < limit_s + 2  # of a busy machine
     finally:
         server.resume()
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_broker_that_answers_is_not_left_while_tasks_run(site: Site, pool: str) -> None:
+    worker = site.worker(pool, settings={"worker_goodbye_timeout": 1.0})
+    result = site.send("sleep_late", "long", 4.0)
+    site.wait_until_begun("long")
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
+    assert "does not answer" not in worker.output
+    assert result.get(timeout=5) == "long"
+    assert (site.taken(), site.waiting()) == (0, 0)
+
+
+WORKING = """
+import os, time
+from umbel import Umbel
+
+app = Umbel("shop", broker=os.environ["URL"], backend=os.environ["URL"])
+app.conf.worker_goodbye_timeout = 5.0
+
+
+@app.task(acks_late=True)
+def work(seconds):
+    print("begun", flush=True)  # a task that asks no broker for anything
+    time.sleep(seconds)
+    return "done"
+"""
+
+
+@pytest.fixture
+def working(
+    tmp_path: Path, redis_url: str, start_worker: Callable[..., WorkerProcess]
+) -> Iterator[Callable[..., tuple[WorkerProcess, AsyncResult]]]:
+    """A worker of a pool, and the result of a task that it runs."""
+    (tmp_path / "shop.py").write_text(WORKING)
+    client = Umbel("client", broker=redis_url, backend=redis_url, set_as_current=False)
+
+    def start(pool: str, seconds: float, **options: Any) -> tuple[WorkerProcess, AsyncResult]:
+        command = ["-P", pool, "-c", "2", "-l", "info"]
+        worker = start_worker("shop", command, cwd=tmp_path, env={"URL": redis_url})
+        result = client.send_task("shop.work", (seconds,), **options)
+        worker.wait_for("begun")
+        return worker, result
+
+    yield start
+    client.close()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "asyncio", "solo"])
+def test_a_silent_broker_holds_a_stop_up_no_longer_than_that_after_the_last_task(
+    working: Callable[..., tuple[WorkerProcess, AsyncResult]], redis_server: RedisServer, pool: str
+) -> None:
+    work_s, limit_s = 2.0, 5.0
+    worker, _ = working(pool, work_s, ignore_result=True)
+    redis_server.pause()
+    try:
+        began = time.monotonic()
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() == 0
+        assert time.monotonic() - began < work_s + limit_s + 2  # of a busy machine
+    finally:
+        redis_server.resume()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_task_whose_result_waits_for_a_silent_backend_has_not_ended(
+    working: Callable[..., tuple[WorkerProcess, AsyncResult]], redis_server: RedisServer, pool: str
+) -> None:
+    worker, result = working(pool, 0.5)
+    redis_server.pause()
+    try:
+        worker.signal(signal.SIGTERM)
+        worker.wait_for("does not answer, and this worker leaves")
+        assert worker.process.poll() is None
+    finally:
+        redis_server.resume()
+    assert worker.wait(10) == 0
+    assert result.get(timeout=5) == "done"

@@ -7,8 +7,12 @@ connection. What was not given back is delivered again: by RabbitMQ at once, on 
 visibility timeout.
 
 The deadline begins when the worker is asked to stop, as its loop may be waiting for an answer at
-that moment. Running tasks have all the time that they need: the deadline is lifted while they run,
-and begins anew when the last one has ended.
+that moment. Running tasks have all the time that they need: while they run, every turn of the loop
+defers the deadline. A loop that does not turn waits for the broker, and does not see the last task
+end; so the deadline holds for that wait too. Solo tasks run inside the loop, and have none.
+
+What is counted is not time but turns of the thread that counts: when the whole process is held up,
+that is not the broker's doing.
 """
 
 from __future__ import annotations
@@ -26,6 +30,8 @@ logger = logging.getLogger("umbel.consumer")
 
 # What gossip, events and the node's name take at most, when there is nobody to talk to.
 RESERVED_S = 3.0
+# How often a loop defers its deadline, for how long at least, and how often that is looked at.
+DEFER_S, DEFERRED_MIN_S, LOOK_S = 0.25, 2.0, 0.1
 
 
 class Leaving:
@@ -34,24 +40,48 @@ class Leaving:
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
         self._lock = threading.Lock()
-        self._timer: threading.Timer | None = None
+        self._lifted: threading.Event | None = None  # while there is a deadline
+        self._left_s = 0.0
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is a deadline."""
+        return self._lifted is not None
 
     def begin(self) -> None:
         """The worker stops, and from now on only the broker is waited for. From any thread."""
         with self._lock:
-            if self._timer is None:
-                whole_s = self._consumer.app.conf.worker_goodbye_timeout
-                wait_s = max(whole_s - RESERVED_S, whole_s / 2)
-                self._timer = threading.Timer(wait_s, self._give_up)
-                self._timer.daemon = True
-                self._timer.start()
+            if self._lifted is None:
+                self._lifted = threading.Event()
+                self._left_s = self._wait_s()
+                threading.Thread(
+                    target=self._watch, args=(self._lifted,), name="umbel-leaving", daemon=True
+                ).start()
+
+    def defer(self) -> None:
+        """The loop turns, and tasks still run: the deadline begins anew, if there is one."""
+        with self._lock:
+            self._left_s = max(self._wait_s(), DEFERRED_MIN_S)
 
     def lift(self) -> None:
         """Something else is waited for: there is no deadline."""
         with self._lock:
-            timer, self._timer = self._timer, None
-        if timer is not None:
-            timer.cancel()
+            lifted, self._lifted = self._lifted, None
+        if lifted is not None:
+            lifted.set()
+
+    def _wait_s(self) -> float:
+        whole_s = float(self._consumer.app.conf.worker_goodbye_timeout)
+        return max(whole_s - RESERVED_S, whole_s / 2)
+
+    def _watch(self, lifted: threading.Event) -> None:
+        while not lifted.wait(LOOK_S):
+            with self._lock:
+                self._left_s -= LOOK_S
+                over = self._left_s <= 0 and self._lifted is lifted
+            if over:
+                self._give_up()
+                return
 
     def _give_up(self) -> None:
         connection = self._consumer.connection

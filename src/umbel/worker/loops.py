@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from umbel.broker.connections import driver
 from umbel.broker.probes import probe_for
 from umbel.worker.errors import ConnectionFailed
+from umbel.worker.leaving import DEFER_S
 from umbel.worker.steps.tasks import TasksStep
 from umbel.worker.watchdog import LOOKS, Watchdog, questioning
 
@@ -179,7 +180,8 @@ def _drain(consumer: Consumer) -> bool:
         consumer.tasks.cancel()
     worker.give_back()
     if worker.busy:
-        consumer.leaving.lift()
+        consumer.leaving.defer()
+        worker.timer.call_repeatedly(DEFER_S, consumer.leaving.defer)
     return True
 
 
