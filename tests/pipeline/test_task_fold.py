@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +22,6 @@ from umbel.cluster.task_states import read
 from umbel.cluster.task_summary import Summary
 
 if TYPE_CHECKING:
-    import pytest
     from pyspark.sql import DataFrame, SparkSession
 
 # Each world is one job of Spark: few worlds, many tasks in each.

@@ -8,7 +8,6 @@ second one ends it at once, which the tables survive.
 from __future__ import annotations
 
 import contextlib
-import logging
 import signal
 import threading
 from collections.abc import Iterator
@@ -17,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from umbel.cli.errors import FINE, log_to_stderr, print_line
+from umbel.cli.errors import FINE, print_line
 from umbel.cli.group import Invocation
 from umbel.cli.history.moments import read_time
-from umbel.cli.history.opening import needing_packages, telling
-from umbel.cli.history.spark_options import chosen, log_option, spark_options
+from umbel.cli.history.spark_options import SparkChoice, log_option, spark_options
 from umbel.cli.plain import plain_json
 
 if TYPE_CHECKING:
@@ -76,10 +74,7 @@ def build(
     invocation: Invocation,
     log: str,
     directory: str,
-    master: str | None,
-    conf: tuple[str, ...],
-    packages: tuple[str, ...],
-    jars: tuple[str, ...],
+    spark: SparkChoice,
     full: bool,
     follow: bool,
     since: float | None,
@@ -90,21 +85,8 @@ def build(
 
     Killed at any point, the tables stay as they were, and the next build goes on from there.
     """
-    with needing_packages():
-        from umbel.pipeline.build import Options
-    spark = chosen((log, directory), master, conf, packages, jars)
-    with log_to_stderr("umbel.history", logging.WARNING), telling(invocation.quiet) as tell:
-        options = Options(
-            log=log,
-            tables=directory,
-            master=spark.master,
-            settings=spark.settings,
-            full=full,
-            follow=follow,
-            since=since,
-            skip_damaged=skip_damaged,
-            progress=tell,
-        )
+    told = {"full": full, "follow": follow, "since": since, "skip_damaged": skip_damaged}
+    with spark.options(invocation, log=log, tables=directory, **told) as options:
         run = _follow(options) if follow else _build(options)
     if as_json:
         click.echo(plain_json(_facts(run)))

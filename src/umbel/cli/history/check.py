@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import asdict
 
 import click
 
-from umbel.cli.errors import FAILED, FINE, log_to_stderr, print_line
+from umbel.cli.errors import FAILED, FINE, print_line
 from umbel.cli.group import Invocation
-from umbel.cli.history.opening import needing_packages, tables_option, telling
-from umbel.cli.history.spark_options import chosen, log_option, spark_options
+from umbel.cli.history.opening import tables_option
+from umbel.cli.history.spark_options import SparkChoice, log_option, spark_options
 from umbel.cli.plain import plain, plain_json
 
 SAMPLE = 5
@@ -52,25 +51,13 @@ def check(
     directory: str,
     sample: int,
     full: bool,
-    master: str | None,
-    conf: tuple[str, ...],
-    packages: tuple[str, ...],
-    jars: tuple[str, ...],
+    spark: SparkChoice,
     as_json: bool,
 ) -> int:
     """Compare the tables with the event log: compute rows again, and look for differences."""
-    with needing_packages():
-        from umbel.pipeline.build import Options
+    with spark.options(invocation, log=log, tables=directory) as options:
         from umbel.pipeline.checking import check as compare
-    spark = chosen((log, directory), master, conf, packages, jars)
-    with log_to_stderr("umbel.history", logging.WARNING), telling(invocation.quiet) as tell:
-        options = Options(
-            log=log,
-            tables=directory,
-            master=spark.master,
-            settings=spark.settings,
-            progress=tell,
-        )
+
         verdict = compare(options, None if full else sample)
     if as_json:
         click.echo(plain_json(asdict(verdict)))

@@ -8,17 +8,15 @@ earlier run that was killed is finished first, so that nothing is decided from h
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from umbel.cli.errors import FINE, CommandFailed, log_to_stderr
+from umbel.cli.errors import FINE, CommandFailed
 from umbel.cli.group import Invocation
-from umbel.cli.history.opening import needing_packages, telling
-from umbel.cli.history.spark_options import chosen, spark_options
+from umbel.cli.history.spark_options import SparkChoice, spark_options
 from umbel.cli.plain import plain_json
 
 if TYPE_CHECKING:
@@ -77,10 +75,7 @@ def retain(
     directory: str,
     days: int,
     dry_run: bool,
-    master: str | None,
-    conf: tuple[str, ...],
-    packages: tuple[str, ...],
-    jars: tuple[str, ...],
+    spark: SparkChoice,
     skip_damaged: bool,
     as_json: bool,
 ) -> int:
@@ -89,20 +84,9 @@ def retain(
     Recorders may go on meanwhile. Killed at any point, nothing has happened, or the next run
     finishes what this one began.
     """
-    with needing_packages():
-        from umbel.pipeline.build import Options
-    spark = chosen((url, directory), master, conf, packages, jars)
-    with log_to_stderr("umbel.history", logging.WARNING), telling(invocation.quiet) as tell:
-        options = Options(
-            log=url,
-            tables=directory,
-            master=spark.master,
-            settings=spark.settings,
-            skip_damaged=skip_damaged,
-            progress=tell,
-        )
-        with _log_errors(url):
-            outcome = shorten(options, days, is_dry=dry_run)
+    told = {"log": url, "tables": directory, "skip_damaged": skip_damaged}
+    with spark.options(invocation, **told) as options, _log_errors(url):
+        outcome = shorten(options, days, is_dry=dry_run)
     if as_json:
         click.echo(plain_json({**outcome.as_json(), "dry_run": dry_run}))
     elif not invocation.quiet:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from umbel.cli.history.opening import needing_packages
+from umbel.cli.errors import log_to_stderr
+from umbel.cli.group import Invocation
+from umbel.cli.history.opening import needing_packages, telling
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
+if TYPE_CHECKING:
+    from umbel.pipeline.build import Options
 
 log_option = click.option(
     "--log",
@@ -39,31 +45,53 @@ _OPTIONS = (
 )
 
 
-def spark_options(command: _Command) -> _Command:
-    """`--master`, `--conf`, `--packages` and `--jars`."""
+def spark_options(command: Callable[..., int]) -> Callable[..., int]:
+    """`--master`, `--conf`, `--packages` and `--jars`, for a command with a parameter `spark`."""
+
+    @functools.wraps(command)
+    def run(
+        *args: Any,
+        master: str | None,
+        conf: tuple[str, ...],
+        packages: tuple[str, ...],
+        jars: tuple[str, ...],
+        **others: Any,
+    ) -> int:
+        return command(*args, spark=SparkChoice(master, conf, packages, jars), **others)
+
     for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+        run = option(run)
+    return run
 
 
-class Chosen(NamedTuple):
-    """Where Spark runs, and with which settings on top of ours."""
+class SparkChoice(NamedTuple):
+    """Where Spark is to run, and with which settings, as the command line has it."""
 
-    master: str
-    settings: Mapping[str, str]
+    master: str | None
+    conf: tuple[str, ...]
+    packages: tuple[str, ...]
+    jars: tuple[str, ...]
 
+    @contextlib.contextmanager
+    def options(
+        self, invocation: Invocation, *, log: str, tables: str, **others: Any
+    ) -> Iterator[Options]:
+        """What a build is told; its progress and its warnings are shown meanwhile.
 
-def chosen(
-    places: tuple[str, ...],
-    master: str | None,
-    conf: tuple[str, ...],
-    packages: tuple[str, ...],
-    jars: tuple[str, ...],
-) -> Chosen:
-    """What the options say, once Spark is known to be able to reach these directories."""
-    with needing_packages():
-        from umbel.pipeline import connectors, settings
-        from umbel.pipeline.session import LOCAL
-    given = settings.read_conf(conf, packages, jars)
-    connectors.check(places, {**settings.read_defaults(), **given})
-    return Chosen(settings.master_of(master, given, LOCAL), given)
+        Refuses what Spark could not reach before it is started.
+        """
+        with needing_packages():
+            from umbel.pipeline import connectors, settings
+            from umbel.pipeline.build import Options
+            from umbel.pipeline.session import LOCAL
+        given = settings.read_conf(self.conf, self.packages, self.jars)
+        connectors.check((log, tables), {**settings.read_defaults(), **given})
+        with log_to_stderr("umbel.history", logging.WARNING), telling(invocation.quiet) as tell:
+            yield Options(
+                log=log,
+                tables=tables,
+                master=settings.master_of(self.master, given, LOCAL),
+                settings=given,
+                progress=tell,
+                **others,
+            )
