@@ -20,8 +20,7 @@ that matter, each measured:
 - What Hadoop writes has the modes of `umbel.files`: it sets those of files itself, from a setting
   (`settings`), and leaves those of some folders to the umask of the Java process.
 - For a small log none of that pays off: no code is generated and plans are simple (`SMALL`), and
-  Java gets less memory, which it would fill before it looks for what can go, and its simplest
-  collector.
+  Java gets less memory, which it would fill before it looks for what can go.
 - A build that reads little is over before Java's second compiler has earned its cost: it is left
   out (`SHORT_LIVED`), which saves a third of the CPU time.
 
@@ -67,11 +66,12 @@ MEMORY_MIN_MIB, MEMORY_MAX_MIB = 1_024, 8_192
 MEMORY_SMALL_MIB: Final = 640
 # New segments of less, some 700,000 events, are carried through within a minute or two.
 SHORT_BYTES: Final = 2**25
-SHORT_LIVED: Final = "-XX:TieredStopAtLevel=1"
+# With one compiler Java reserves 48 MB for compiled code, which generated code fills.
+SHORT_LIVED: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 REACH_TIMEOUT_S: Final = 5.0
-_JAVA_OPTIONS: Final = "-XX:-DontCompileHugeMethods -Duser.language=en -Duser.country=US"
-_COLLECTOR: Final = "-XX:+UseParallelGC"
-_COLLECTOR_SMALL: Final = "-XX:+UseSerialGC"
+_JAVA_OPTIONS: Final = (
+    "-XX:+UseParallelGC -XX:-DontCompileHugeMethods -Duser.language=en -Duser.country=US"
+)
 # To plan, write and compile code for some thousand events takes longer than to do without.
 SMALL: Final = {
     "spark.sql.shuffle.partitions": "2",
@@ -124,7 +124,6 @@ def session(
         logging.getLogger(logger).disabled = True
     defaults, directory = read_defaults(), _directory()
     memory_mib = MEMORY_SMALL_MIB if is_small else _memory_mib()
-    java_options = f"{_COLLECTOR_SMALL if is_small else _COLLECTOR} {java_options}"
     ours = _settings(master, directory, java_options, memory_mib)
     conf = SparkConf(loadDefaults=False).setAppName(name)
     conf.setAll(list(combined(ours, defaults, settings or {}).items())).setMaster(master)
