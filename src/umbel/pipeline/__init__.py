@@ -10,6 +10,7 @@ all of its events, so that a build costs what is new and gives the tables of a b
 | module       | what it does                                                     | needs   |
 | ------------ | ---------------------------------------------------------------- | ------- |
 | session      | starts Spark: every setting is there                             | pyspark |
+| class_archive | Java's classes of Spark, kept: Spark starts faster              | pyspark |
 | schemas      | the columns of the log, as Spark's types                         | pyspark |
 | log          | the segments of the log: which are there, which are new          | pyspark |
 | storage      | the files of the tables, and the index that makes them visible   | pyspark |

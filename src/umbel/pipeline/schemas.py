@@ -76,3 +76,4 @@ def no_rows(spark: SparkSession, schema: StructType) -> DataFrame:
 
 
 LOG: Final = schema(COLUMNS)
+LOG_ARROW: Final = arrow_schema(COLUMNS)

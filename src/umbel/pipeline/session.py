@@ -23,6 +23,8 @@ that matter, each measured:
   Java gets less memory, which it would fill before it looks for what can go.
 - A build that reads little is over before Java's second compiler has earned its cost: it is left
   out (`SHORT_LIVED`), which saves a third of the CPU time.
+- Java maps the classes of Spark from an archive, where `umbel history prepare` has made one: a
+  small build takes a quarter less (`class_archive`).
 
 A user's own settings go before these; `umbel.pipeline.settings` has the rules, and the few
 settings that nobody may change.
@@ -47,7 +49,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from umbel import files
-from umbel.pipeline import connectors
+from umbel.pipeline import class_archive, connectors
 from umbel.pipeline.errors import HistoryError
 from umbel.pipeline.settings import combined, endpoints, read_defaults
 
@@ -154,7 +156,9 @@ def _settings(master: str, directory: Path, java_options: str, memory_mib: int) 
         "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
         **endpoints(),
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
-        "spark.driver.extraJavaOptions": f"{_JAVA_OPTIONS} {log_to} {java_options}",
+        "spark.driver.extraJavaOptions": (
+            f"{_JAVA_OPTIONS} {log_to} {class_archive.java_option()} {java_options}"
+        ),
         "spark.executor.extraJavaOptions": f"{_JAVA_OPTIONS} {java_options}",
     }
     if master.startswith("local"):

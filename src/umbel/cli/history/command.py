@@ -7,6 +7,7 @@ import click
 from umbel.cli.history.build import build
 from umbel.cli.history.check import check
 from umbel.cli.history.picture import at
+from umbel.cli.history.prepare import prepare
 from umbel.cli.history.report import report
 from umbel.cli.history.retain import retain
 from umbel.cli.history.show import show
@@ -34,5 +35,5 @@ def history() -> None:
     """What the cluster did: build tables from the event log, and look at them."""
 
 
-for _verb in (build, check, show, sql, at, report, retain):
+for _verb in (build, check, show, sql, at, report, retain, prepare):
     history.add_command(_verb)

@@ -34,7 +34,7 @@ that, so they meet in one range: there each event is kept once.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -60,10 +60,9 @@ STORED: Final = """
 """
 # More events in a range: fewer files, and more is rewritten for what is new.
 RANGE_ROWS: Final = 120_000
-RANGES_MAX: Final = 1_000
 # Of one in this many events quantiles are taken. The order does not depend on them.
 SAMPLE: Final = 8
-_ACCURACY: Final = 2 * RANGES_MAX
+_ACCURACY: Final = 2_000
 _KEY: Final = "IF(order_clock = 0, timestamp, CAST(order_clock AS DOUBLE))"
 # The lower bits of `monotonically_increasing_id` number the rows of a partition.
 _NUMBER_BITS: Final = 33
@@ -122,8 +121,14 @@ class Ranges:
 
     def extend(self, events: DataFrame) -> None:
         """Make room for prepared events that come after all others."""
-        for zone, told in zip((self.zero, self.clocked), _quantiles(events, self), strict=True):
-            count, greatest, quantiles = told
+        zones = {"order_clock = 0": self.zero, "order_clock > 0": self.clocked}
+        behind = [
+            which if zone.greatest is None else f"{which} AND {_KEY} > {zone.greatest!r}D"
+            for which, zone in zones.items()
+        ]
+        for zone, (asked, count, greatest) in zip(
+            zones.values(), _counted(events, behind), strict=True
+        ):
             if not count:
                 continue
             if not zone.names:
@@ -132,8 +137,9 @@ class Ranges:
             if room <= 0 and zone.greatest is not None:
                 # Behind the last event, not at it: copies of it belong to the full range.
                 room, bounds = RANGE_ROWS, [math.nextafter(zone.greatest, math.inf)]
-            cuts = max(0, -(-(count - room) // RANGE_ROWS))
-            for bound in sorted({*bounds, *_every(quantiles, cuts + 1)}):
+            if count > room:
+                bounds += _cuts(events.where(asked), -(-(count - room) // RANGE_ROWS) + 1)
+            for bound in sorted(set(bounds)):
                 if not zone.bounds or bound > zone.bounds[-1]:
                     zone.bounds.append(bound)
                     self._name(zone)
@@ -196,35 +202,19 @@ def timeline(rows: DataFrame, ranges: Iterable[int], *, is_unique: bool = False)
     return check(made.select(*fields(STORED).names), STORED)
 
 
-def _quantiles(events: DataFrame, ranges: Ranges) -> list[tuple[int, float, list[float]]]:
-    """Of the events behind all others, in both zones: how many, the greatest, and quantiles."""
-    shares = ", ".join(f"{number / RANGES_MAX}D" for number in range(1, RANGES_MAX))
-    sampled = f"pmod(xxhash64(timestamp, clock), {SAMPLE}) = 0"
-    asked = []
-    for name, zone, which in (
-        ("zero", ranges.zero, "order_clock = 0"),
-        ("clocked", ranges.clocked, "order_clock > 0"),
-    ):
-        behind = which if zone.greatest is None else f"{which} AND {_KEY} > {zone.greatest!r}D"
-        asked += [
-            f"count_if({behind}) AS {name}_count",
-            f"max({_KEY}) FILTER (WHERE {behind}) AS {name}_greatest",
-            (
-                f"approx_percentile({_KEY}, array({shares}), {_ACCURACY}) "
-                f"FILTER (WHERE {behind} AND {sampled}) AS {name}_quantiles"
-            ),
-        ]
-    found = events.selectExpr(*asked).first()
+def _counted(events: DataFrame, asked: list[str]) -> list[tuple[str, int, float]]:
+    """How many events fulfil each condition, and the greatest key of those."""
+    columns = [f"count_if({one})" for one in asked]
+    columns += [f"max({_KEY}) FILTER (WHERE {one})" for one in asked]
+    found = events.selectExpr(*columns).first()
     assert found is not None
-    return [
-        (found[f"{name}_count"], found[f"{name}_greatest"], list(found[f"{name}_quantiles"] or ()))
-        for name in ("zero", "clocked")
-    ]
+    return list(zip(asked, found[: len(asked)], found[len(asked) :], strict=True))
 
 
-def _every(quantiles: Sequence[float], count: int) -> list[float]:
-    """The quantiles that cut into this many parts of about one size."""
-    if not quantiles:
-        return []
-    places = (round(len(quantiles) * number / count) for number in range(1, count))
-    return sorted({quantiles[min(place, len(quantiles) - 1)] for place in places})
+def _cuts(events: DataFrame, count: int) -> list[float]:
+    """The keys that cut events into this many parts of about one size."""
+    shares = ", ".join(f"{number / count}D" for number in range(1, count))
+    quantiles = f"approx_percentile({_KEY}, array({shares}), {_ACCURACY})"
+    sampled = events.where(f"pmod(xxhash64(timestamp, clock), {SAMPLE}) = 0")
+    found = sampled.selectExpr(quantiles).first()
+    return [] if found is None else sorted(set(found[0] or ()))
