@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +32,7 @@ from umbel.pipeline import schemas
 from umbel.pipeline.errors import HistoryError
 
 TIMEOUT_S: Final = 600
+KEPT_S: Final = 30 * 86_400
 _TASKS: Final = 20
 
 
@@ -44,7 +46,8 @@ def archive_path() -> Path | None:
         assert found is not None
         java = Path(found).resolve(strict=True)
         jars = Path(pyspark.__file__).resolve().parent / "jars"
-        seen = f"{java} {java.stat().st_mtime_ns} {jars} {pyspark.__version__}"
+        times = java.stat().st_mtime_ns, jars.stat().st_mtime_ns
+        seen = f"{java} {jars} {times} {pyspark.__version__}"
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     except (AssertionError, ImportError, OSError, RuntimeError):
         return None
@@ -86,10 +89,16 @@ def make() -> Path:
         raise HistoryError(f"cannot write {path}: {exc.strerror or exc}") from exc
     except subprocess.TimeoutExpired:
         raise HistoryError(f"cannot prepare Spark: not done after {TIMEOUT_S} s") from None
-    for other in path.parent.glob("spark-*.jsa"):  # of a Java or a Spark that is gone
-        if other != path:
-            other.unlink(missing_ok=True)
+    _remove_old(path.parent)
     return path
+
+
+def _remove_old(folder: Path) -> None:
+    """Remove archives that may be of a Java or a Spark that is gone."""
+    for path in folder.glob("spark-*.jsa"):
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime < time.time() - KEPT_S:
+                path.unlink()
 
 
 def _write(archive: str) -> None:
