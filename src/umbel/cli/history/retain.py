@@ -84,8 +84,10 @@ def retain(
     Recorders may go on meanwhile. Killed at any point, nothing has happened, or the next run
     finishes what this one began.
     """
-    told = {"log": url, "tables": directory, "skip_damaged": skip_damaged}
-    with spark.options(invocation, **told) as options, _log_errors(url):
+    with (
+        spark.options(invocation, log=url, tables=directory, skip_damaged=skip_damaged) as options,
+        _log_errors(url),
+    ):
         outcome = shorten(options, days, is_dry=dry_run)
     if as_json:
         click.echo(plain_json({**outcome.as_json(), "dry_run": dry_run}))
