@@ -317,7 +317,8 @@ class BySpark:
         from umbel.pipeline.places import Place
         from umbel.pipeline.session import sized
 
-        return sized(self.spark, Place(str(log)).bytes_in("events"))
+        size = Place(str(log)).bytes_in("events")
+        return sized(self.spark, size, size)
 
     def fold(self, log: Path) -> float:
         """From the log to no sink."""

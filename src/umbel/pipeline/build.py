@@ -51,11 +51,13 @@ from umbel.pipeline.turns import Busy, Turn
 from umbel.version import __version__
 
 # A batch of about six million events: more need more memory, fewer read old events more often.
-BYTES_PER_BATCH: Final = 2**28
+BYTES_PER_BATCH: Final = 320 * 2**20
 FILES_PER_BATCH: Final = 10_000
 FOLLOW_POLL_S: Final = 5.0
 # Shorter: tables are younger; longer: less of the machine goes into them.
 PUBLISH_EVERY_S: Final = 15.0
+# The part of the time that a build which follows may take: the machine has other things to do.
+BUSY_MAX: Final = 0.9
 RUNS_MAX: Final = 1_000
 # If more of the segments are gone, it is quicker to make everything anew.
 REMOVED_MAX: Final = 0.5
@@ -199,7 +201,7 @@ class Builder:
         """Spark, whose executors reach the log and the tables."""
         if self._spark is None:
             self.options.progress("starting Spark")
-            is_short = self._fresh_bytes < SHORT_BYTES and not self.options.follow
+            is_short = self._fresh_bytes < SHORT_BYTES
             self._spark = session(
                 self.options.master,
                 settings=self.options.settings,
@@ -260,13 +262,13 @@ class Builder:
                     run = self.build()
                     if run.read:
                         options.progress(str(run))
-                        done, now = run, time.monotonic()
-                        # Half of the time at most: the machine has other things to do.
-                        due_at = now + max(options.publish_every_s, now - began)
+                        done, took_s = run, time.monotonic() - began
+                        due_at = began + max(options.publish_every_s, took_s / BUSY_MAX)
             if stopping:
                 return done
             options.progress("waiting for events")
-            options.stop.wait(options.poll_s)
+            left_s = due_at - time.monotonic()
+            options.stop.wait(min(left_s, options.poll_s) if left_s > 0 else options.poll_s)
 
     def open(self) -> tuple[dict[str, Any], State, Listing]:
         """The tables until now, what the last build left, and what the log has on top of them."""
@@ -388,7 +390,7 @@ class Builder:
         publication = Publication(
             self.spark, self.tables, run.run, index, self._follows, is_small=is_all_small
         )
-        sizes = sized(self.spark, log_bytes, is_all_small=is_all_small)
+        sizes = sized(self.spark, log_bytes, self._log_bytes)
         try:
             with explaining(f"cannot read {self.options.log}"), sizes:
                 increment = Increment(
@@ -398,7 +400,7 @@ class Builder:
                     paths,
                     gone=gone,
                     since=self.options.since,
-                    is_small=is_small(log_bytes),
+                    is_small=is_small(self._log_bytes),
                     step=run.timed,
                     progress=self.options.progress,
                 )

@@ -28,6 +28,7 @@ The fold of tasks takes all events, not the unique ones: duplicates do not matte
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from pyspark.sql import DataFrame
@@ -94,6 +95,17 @@ def once(rows: DataFrame) -> DataFrame:
 
 
 def _each(rows: DataFrame) -> DataFrame:
-    """Rows of which each is another event."""
-    read = (f"{text} AS {name}" for name, text in READ.items())
-    return prepare(rows.selectExpr(*IDENTITY, *read, "1L AS copies"))
+    """Rows of which each is another event.
+
+    The whole event is half of the log, and read of few types: those are read apart, where Parquet
+    tells which segments have any.
+    """
+    whole = rows.where(f"type IN {_WHOLE}").selectExpr(*IDENTITY, *_read(READ))
+    others = rows.where(f"type NOT IN {_WHOLE}").selectExpr(
+        *IDENTITY, *_read(READ | {"raw": "CAST(NULL AS STRING)"})
+    )
+    return prepare(others.unionByName(whole).selectExpr("*", "1L AS copies"))
+
+
+def _read(columns: Mapping[str, str]) -> list[str]:
+    return [f"{text} AS {name}" for name, text in columns.items()]

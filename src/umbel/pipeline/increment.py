@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
@@ -61,6 +61,7 @@ from umbel.pipeline.watermarks import RECEIPTS, SILENT_S, log_ends, watermarks
 STATE_FORMAT: Final = 2
 DAY_MINUTES: Final = 1_440
 SMALL_ROWS_MAX: Final = 100_000
+THREADS: Final = 11  # one for each step: those that wait for others take no time
 _ELECTION: Final = "type LIKE 'worker-elect%' AND id IS NOT NULL"
 _TASK_ID: Final = "get_json_object(raw, '$.action.options.task_id')"
 
@@ -170,7 +171,7 @@ class Increment:
     def run(self) -> None:
         """Bring all tables up to date; raises `Rebuild` if that takes more than what is new.
 
-        Tables that do not depend on each other are made side by side: much of the time of a small
+        A table is begun as soon as those are done that it is made of: much of the time of a small
         step is planning, which keeps one core busy.
         """
         fresh = self._timed("new events", self._count)
@@ -179,31 +180,45 @@ class Increment:
         own = self._of(events, keys.members).where("class IS NOT NULL")
         if keys.members is not None:
             own = self._staged(own, "own")
-        statuses, tasks, _ = _together(
-            lambda: self._timed("workers", lambda: self._workers(events, keys)),
-            lambda: self._timed("tasks", lambda: self._tasks(own, keys)),
-            lambda: self._timed("timeline", lambda: self._timeline(fresh, events)),
-        )
-        names = tasks.select("uuid", "name")
         told = "type LIKE 'worker-elect%' OR type = 'worker-revocation'"
         about = own.unionByName(events.where(f"class IS NULL AND ({told})"))
+        self._log_ends = self.state.log_ends()
+        with ThreadPoolExecutor(THREADS, thread_name_prefix="history") as pool:
 
-        def executed() -> None:
-            self._timed("attempts", lambda: self._attempts(own, tasks, keys, statuses))
-            _together(
-                lambda: self._timed("rates", lambda: self._rates(events, keys)),
-                lambda: self._timed("queues", lambda: self._queues(tasks, keys)),
+            def begin(name: str, make: Callable[..., Any], *needed: Future[Any]) -> Future[Any]:
+                """A step, once those are done that it needs; it fails if one of them does."""
+
+                def step() -> Any:
+                    made = [one.result() for one in needed]
+                    return self._timed(name, lambda: make(*made))
+
+                return pool.submit(step)
+
+            statuses = begin("lives", lambda: self._lives(events, keys))
+            tasks = begin("tasks", lambda: self._tasks(own, keys))
+            executed = begin(
+                "attempts",
+                lambda made, judged: self._attempts(own, made, keys, judged),
+                tasks,
+                statuses,
             )
-
-        def related() -> None:
-            self._timed("lineage", lambda: self._lineage(tasks, own, keys))
-            self._timed("clock_audit", lambda: self._clock_audit(own, tasks, keys))
-
-        def named() -> None:
-            self._timed("elections", lambda: self._elections(about, keys))
-            self._timed("revocations", lambda: self._revocations(about, names, keys))
-
-        _together(executed, related, named)
+            findings = begin("workers", lambda _: self._workers(events, keys), statuses)
+            steps = (
+                begin("timeline", lambda: self._timeline(fresh, events)),
+                begin("elections", lambda: self._elections(about, keys)),
+                begin("lineage", lambda made: self._lineage(made, own, keys), tasks),
+                begin("revocations", lambda made: self._revocations(about, made, keys), tasks),
+                begin(
+                    "clock_audit",
+                    lambda made, found: self._clock_audit(own, made, found, keys),
+                    tasks,
+                    findings,
+                ),
+                begin("rates", lambda _: self._rates(events, keys), executed),
+                begin("queues", lambda made, _: self._queues(made, keys), tasks, executed),
+            )
+            for one in (statuses, tasks, executed, findings, *steps):
+                one.result()
         self.state.cells.drop_empty(self.publication.rows_by_part("queues"))
         self.state.ranges.drop_empty()
 
@@ -448,20 +463,25 @@ class Increment:
 
     # -- workers, numbers ----------------------------------------------------------------------
 
-    def _workers(self, events: DataFrame, keys: Keys) -> DataFrame:
-        """All that is known of workers and of what they numbered; gives the statuses of lives."""
-        publication = self.publication
+    def _lives(self, events: DataFrame, keys: Keys) -> DataFrame:
+        """When workers began and ended; gives the statuses of their lives."""
         births = workers.births(events)
         if not self.is_whole:
             before = self._old("_facts")
             if not workers.outdated(before, births).isEmpty():
                 raise Rebuild("the start of a worker was recorded late")
             births = births.union(self._births_elsewhere(before, births)).distinct()
-        births = self._staged(births, "births")
-        parts = None if self.is_whole else keys.cells
+        self._births = self._staged(births, "births")
+        made = workers.life_facts(events, self._births)
+        self.publication.replace("_facts", made, "_cell", None if self.is_whole else keys.cells)
+        self._facts = self._staged(workers.merge_life_facts(self._old("_facts")), "facts")
+        return self._staged(workers.statuses(self._facts, self._log_ends), "statuses")
+
+    def _workers(self, events: DataFrame, keys: Keys) -> DataFrame:
+        """Publishes all else of workers and of what they numbered; gives findings about clocks."""
+        publication, parts = self.publication, None if self.is_whole else keys.cells
         for name, made in (
-            ("_facts", workers.life_facts(events, births)),
-            ("_drifts", workers.drifts(events, births)),
+            ("_drifts", workers.drifts(events, self._births)),
             ("_unclocked", clock_audit.unclocked(events)),
         ):
             publication.replace(name, made, "_cell", parts)
@@ -472,16 +492,12 @@ class Increment:
             others = sequences.only(self._old("_blocks"), keys.blocks, "left_anti")
             new_blocks = others.unionByName(new_blocks)
         publication.replace("_blocks", new_blocks.coalesce(1))
-        blocks = self._old("_blocks")
-        facts = self._staged(workers.merge_life_facts(self._old("_facts")), "facts")
-        drifts = workers.merge_drifts(self._old("_drifts"))
-        self._log_ends = self.state.log_ends()
-        lives = workers.workers(facts, drifts, sequences.missing_numbers(blocks), self._log_ends)
+        blocks, drifts = self._old("_blocks"), workers.merge_drifts(self._old("_drifts"))
+        missing = sequences.missing_numbers(blocks)
+        lives = workers.workers(self._facts, drifts, missing, self._log_ends)
         publication.replace("workers", lives.coalesce(1))
         publication.replace("gaps", gaps.gaps(blocks).coalesce(1))
-        self._findings = clock_audit.of_senders(blocks, self._old("_unclocked"))
-        self._births = births
-        return self._staged(workers.statuses(facts, self._log_ends), "statuses")
+        return clock_audit.of_senders(blocks, self._old("_unclocked"))
 
     def _births_elsewhere(self, facts: DataFrame, births: DataFrame) -> DataFrame:
         """The births that are known, without those whose events are no longer in the log."""
@@ -548,12 +564,14 @@ class Increment:
         rows = attempts.judged(others.unionByName(made), statuses)
         self.publication.replace("attempts", rows, "_cell", parts)
 
-    def _clock_audit(self, own: DataFrame, tasks: DataFrame, keys: Keys) -> None:
+    def _clock_audit(
+        self, own: DataFrame, tasks: DataFrame, findings: DataFrame, keys: Keys
+    ) -> None:
         """Findings about tasks are kept by family; those about senders are made anew."""
         found = clock_audit.of_tasks(own, tasks.select("uuid", "root"))
         made = found.join(tasks.select("uuid", "_cell"), "uuid")
         made = made.select(*stored("clock_audit").names)
-        senders = self._findings.selectExpr("*", "CAST(NULL AS BIGINT) AS _cell")
+        senders = findings.selectExpr("*", "CAST(NULL AS BIGINT) AS _cell")
         if keys.members is None:
             self.publication.replace("clock_audit", made.unionByName(senders), "_cell")
             return
@@ -583,10 +601,11 @@ class Increment:
         rows = elections.judged(others.unionByName(made), self._log_ends)
         self.publication.replace("elections", rows, "_cell", parts)
 
-    def _revocations(self, about: DataFrame, names: DataFrame, keys: Keys) -> None:
+    def _revocations(self, about: DataFrame, tasks: DataFrame, keys: Keys) -> None:
         if not self._has_revocations and not self.publication.rows_of("revocations"):
             self.publication.replace_by_nothing("revocations", stored("revocations"))
             return
+        names = tasks.select("uuid", "name")
         made = revocations.revocations(about, names).selectExpr("*", "_cells[0] AS _cell")
         if keys.named is None:
             self.publication.replace("revocations", made, "_cell")
@@ -700,12 +719,6 @@ class Increment:
         publication.replace_sorted("timeline", made, "_range", touched)
         ranges.count(dict.fromkeys(touched, 0) | publication.rows_by_part("timeline"))
         publication.made["timeline"]["bases"] = {str(k): v for k, v in ranges.bases.items()}
-
-
-def _together(*steps: Callable[[], Any]) -> list[Any]:
-    """What steps give that do not depend on each other; the first failure ends the build."""
-    with ThreadPoolExecutor(len(steps), thread_name_prefix="history") as pool:
-        return [one.result() for one in [pool.submit(step) for step in steps]]
 
 
 def _with_block(events: DataFrame) -> DataFrame:

@@ -142,7 +142,7 @@ class Retention:
         log_bytes = sum(map(self._log.size, covered.paths))
         spark = self._builder.started(log_bytes)
         publication = Publication(spark, self._tables, self._new_run(), index)
-        with sized(spark, log_bytes):
+        with sized(spark, log_bytes, log_bytes):
             choice = _Choice(publication, self._log, covered.paths, cutoff, now_s)
             counts = choice.write()
         days, unchanged = [], 0

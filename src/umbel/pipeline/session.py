@@ -82,7 +82,7 @@ SMALL: Final = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
 # All of it fits into one partition: nothing is sent around, and a table is one job of one task.
-ALL_SMALL: Final = SMALL | {
+SMALL_HERE: Final = SMALL | {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.autoBroadcastJoinThreshold": "-1",
 }
@@ -186,13 +186,13 @@ def is_small(log_bytes: int) -> bool:
 
 
 @contextlib.contextmanager
-def sized(spark: SparkSession, log_bytes: int, *, is_all_small: bool = False) -> Iterator[None]:
-    """The session with the settings that suit this much of a log, for a while."""
+def sized(spark: SparkSession, part_bytes: int, log_bytes: int) -> Iterator[None]:
+    """The session with the settings that suit this much of a log of that size, for a while."""
     partitions = "spark.sql.shuffle.partitions"
-    wanted = max(int(spark.conf.get(partitions) or 0), log_bytes // PARTITION_BYTES)
+    wanted = max(int(spark.conf.get(partitions) or 0), part_bytes // PARTITION_BYTES)
     settings = {partitions: str(min(wanted, PARTITIONS_MAX))}
     if is_small(log_bytes):
-        settings = ALL_SMALL if is_all_small else SMALL
+        settings = SMALL_HERE if is_local(spark.sparkContext.master or "") else SMALL
     before = {name: spark.conf.get(name) for name in settings}
     try:
         for name, value in settings.items():
