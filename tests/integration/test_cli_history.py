@@ -166,7 +166,6 @@ def test_the_log_the_tables_and_the_report_are_for_their_owner_alone(place: Path
     for name in ("log", "tables", "out"):
         check(place / name)
     names = set(modes_of(place / "tables"))
-    assert any(name.endswith(".crc") for name in names)  # Hadoop's
     assert any(name.startswith("_work/facts/") for name in names)
     assert not any("_work/events-" in name for name in names), "what a build worked on is removed"
     assert modes_of(place)["log"] == modes_of(place)["tables"] == 0o700

@@ -157,6 +157,9 @@ def test_increments_with_kills_between_all_steps_give_the_same_tables(
     }
     there = {str(path.relative_to(tables)) for path in tables.rglob("*.parquet")}
     assert there == named, "what no index names is removed"
+    written = [path for path in tables.rglob("*") if "_delta_log" not in path.parts]
+    assert any(path.name.endswith(".crc") for path in written), "Spark writes these files"
+    assert [path for path in written if path.stat().st_mode & 0o077] == []
 
 
 def in_increments(events: list[Event]) -> list[list[Event]]:
