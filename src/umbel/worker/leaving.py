@@ -11,14 +11,15 @@ that moment. Running tasks have all the time that they need: while they run, eve
 defers the deadline. A loop that does not turn waits for the broker, and does not see the last task
 end; so the deadline holds for that wait too. Solo tasks run inside the loop, and have none.
 
-What is counted is not time but turns of the thread that counts: when the whole process is held up,
-that is not the broker's doing.
+A process that is held up as a whole, by a suspended machine or a debugger, does not hear its broker
+either: of such a pause only `PAUSE_MAX_S` counts.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from umbel.broker.connections import cut
@@ -32,6 +33,7 @@ logger = logging.getLogger("umbel.consumer")
 RESERVED_S = 3.0
 # How often a loop defers its deadline, for how long at least, and how often that is looked at.
 DEFER_S, DEFERRED_MIN_S, LOOK_S = 0.25, 2.0, 0.1
+PAUSE_MAX_S = 1.0
 
 
 class Leaving:
@@ -75,9 +77,12 @@ class Leaving:
         return max(whole_s - RESERVED_S, whole_s / 2)
 
     def _watch(self, lifted: threading.Event) -> None:
+        looked_at = time.monotonic()
         while not lifted.wait(LOOK_S):
+            now = time.monotonic()
+            passed_s, looked_at = now - looked_at, now
             with self._lock:
-                self._left_s -= LOOK_S
+                self._left_s -= min(passed_s, PAUSE_MAX_S)
                 over = self._left_s <= 0 and self._lifted is lifted
             if over:
                 self._give_up()
