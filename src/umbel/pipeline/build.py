@@ -56,7 +56,7 @@ FILES_PER_BATCH: Final = 10_000
 FOLLOW_POLL_S: Final = 5.0
 # Shorter: tables are younger; longer: less of the machine goes into them.
 PUBLISH_EVERY_S: Final = 15.0
-# The part of the time that a build which follows may take: the machine has other things to do.
+# The share of its time that `--follow` may spend building: the machine has other things to do.
 BUSY_MAX: Final = 0.9
 RUNS_MAX: Final = 1_000
 # If more of the segments are gone, it is quicker to make everything anew.
@@ -386,9 +386,14 @@ class Builder:
         began = time.monotonic()
         run.run = storage.new_run_id(datetime.now(UTC))
         log_bytes = self._log_bytes if gone else sum(map(self.log.size, paths))
-        is_all_small = is_small(self._log_bytes) and is_local(self.options.master)
+        is_here = is_local(self.spark.sparkContext.master or "")
         publication = Publication(
-            self.spark, self.tables, run.run, index, self._follows, is_small=is_all_small
+            self.spark,
+            self.tables,
+            run.run,
+            index,
+            self._follows,
+            is_small=is_here and is_small(self._log_bytes),
         )
         sizes = sized(self.spark, log_bytes, self._log_bytes)
         try:

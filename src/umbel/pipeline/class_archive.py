@@ -1,7 +1,7 @@
 """Java's classes of Spark, loaded and verified once and kept in a file.
 
-To start Spark and to plan its first queries Java loads some twenty thousand classes, which is a
-good part of a short build. Java can write what one process has loaded to an archive, and map that
+To start Spark and to plan its first queries Java loads many thousand classes, which is a good part
+of a short build. Java can write what one process has loaded to an archive, and map that
 into the memory of the next (application class data sharing). `make` writes one, by a small build of
 made-up events; sessions use it from then on.
 
@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,8 +28,11 @@ import pyarrow.parquet as pq
 
 from umbel import files
 from umbel.cluster.event_rows import row
+from umbel.pipeline import log as logs
 from umbel.pipeline import schemas
+from umbel.pipeline.connectors import spark_home
 from umbel.pipeline.errors import HistoryError
+from umbel.pipeline.settings import java_path
 
 TIMEOUT_S: Final = 600
 KEPT_S: Final = 30 * 86_400
@@ -38,18 +41,18 @@ _TASKS: Final = 20
 
 def archive_path() -> Path | None:
     """Where the archive for this Java and this Spark is, or would be."""
-    home = os.environ.get("JAVA_HOME")
-    found = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    found = java_path()
+    if found is None:
+        return None
     try:
         import pyspark
 
-        assert found is not None
-        java = Path(found).resolve(strict=True)
-        jars = Path(pyspark.__file__).resolve().parent / "jars"
+        java = found.resolve(strict=True)
+        jars = spark_home() / "jars"
         times = java.stat().st_mtime_ns, jars.stat().st_mtime_ns
         seen = f"{java} {jars} {times} {pyspark.__version__}"
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except (AssertionError, ImportError, OSError, RuntimeError):
+    except (ImportError, OSError, RuntimeError):
         return None
     return folder / "umbel" / f"spark-{hashlib.sha256(seen.encode()).hexdigest()[:16]}.jsa"
 
@@ -126,9 +129,9 @@ def _write(archive: str) -> None:
 
 def _write_log(log: Path) -> None:
     """The log of a worker that ran a few tasks."""
-    folder = log / "events" / "day=2026-01-01"
+    folder = log / logs.EVENTS / "day=2026-01-01"
     folder.mkdir(parents=True)
-    (log / "_umbel-log.json").write_text('{"format": 1}')
+    (log / logs.MARKER).write_text(json.dumps({"format": logs.FORMAT}))
     events: list[dict[str, Any]] = []
 
     def tell(kind: str, **fields: Any) -> None:

@@ -306,7 +306,7 @@ class Increment:
         return self._read(paths)
 
     def _read(self, paths: list[str]) -> DataFrame:
-        return self.publication.in_one(logs.read(self.spark, self.log, paths, self.since))
+        return self.publication.in_one_partition(logs.read(self.spark, self.log, paths, self.since))
 
     def _placed(self, rows: DataFrame) -> DataFrame:
         return rows.selectExpr("*", f"{self.state.cells.sql()} AS _cell")

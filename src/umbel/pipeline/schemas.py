@@ -63,7 +63,7 @@ def nullable(kind: DataType) -> DataType:
 
 
 def collected(rows: DataFrame) -> pa.Table:
-    """All rows, here."""
+    """All rows as one table in memory, with the types that Spark writes to files."""
     kinds = nullable(rows.schema)
     assert isinstance(kinds, StructType)
     columns = (col(one.name).cast(one.dataType).alias(one.name) for one in kinds)

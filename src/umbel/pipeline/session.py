@@ -51,7 +51,7 @@ from urllib.parse import unquote, urlsplit
 from umbel import files
 from umbel.pipeline import class_archive, connectors
 from umbel.pipeline.errors import HistoryError
-from umbel.pipeline.settings import combined, endpoints, read_defaults
+from umbel.pipeline.settings import combined, endpoints, java_path, read_defaults
 
 if TYPE_CHECKING:
     from pyspark import SparkConf, SparkContext
@@ -82,7 +82,7 @@ SMALL: Final = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
 # All of it fits into one partition: nothing is sent around, and a table is one job of one task.
-SMALL_HERE: Final = SMALL | {
+SMALL_LOCAL: Final = SMALL | {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.autoBroadcastJoinThreshold": "-1",
 }
@@ -192,7 +192,7 @@ def sized(spark: SparkSession, part_bytes: int, log_bytes: int) -> Iterator[None
     wanted = max(int(spark.conf.get(partitions) or 0), part_bytes // PARTITION_BYTES)
     settings = {partitions: str(min(wanted, PARTITIONS_MAX))}
     if is_small(log_bytes):
-        settings = SMALL_HERE if is_local(spark.sparkContext.master or "") else SMALL
+        settings = SMALL_LOCAL if is_local(spark.sparkContext.master or "") else SMALL
     before = {name: spark.conf.get(name) for name in settings}
     try:
         for name, value in settings.items():
@@ -207,17 +207,16 @@ def sized(spark: SparkSession, part_bytes: int, log_bytes: int) -> Iterator[None
 
 
 def _check_java() -> None:
-    home = os.environ.get("JAVA_HOME")
-    if home:
-        if not os.access(Path(home, "bin", "java"), os.X_OK):
-            raise HistoryError(
-                f"JAVA_HOME is {home!r}, but there is no bin/java: Spark needs Java 17 or newer"
-            )
-    elif shutil.which("java") is None:
+    if java_path() is not None:
+        return
+    if home := os.environ.get("JAVA_HOME"):
         raise HistoryError(
-            "Spark needs Java 17 or newer, and there is no 'java' here: install it, "
-            "or set JAVA_HOME to where it is"
+            f"JAVA_HOME is {home!r}, but there is no bin/java: Spark needs Java 17 or newer"
         )
+    raise HistoryError(
+        "Spark needs Java 17 or newer, and there is no 'java' here: install it, "
+        "or set JAVA_HOME to where it is"
+    )
 
 
 def check_master(master: str) -> None:

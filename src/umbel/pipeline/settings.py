@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
@@ -89,6 +90,13 @@ def refuse_fixed(given: Mapping[str, str]) -> None:
             raise HistoryError(
                 f"--conf {key}={given[key]}: the tables need {key}={value}; leave it out"
             )
+
+
+def java_path(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """The `java` that Spark starts, if there is one."""
+    home = environment.get("JAVA_HOME")
+    found = shutil.which("java", path=str(Path(home, "bin"))) if home else shutil.which("java")
+    return None if found is None else Path(found)
 
 
 def read_defaults(environment: Mapping[str, str] = os.environ) -> dict[str, str]:

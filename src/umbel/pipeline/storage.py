@@ -191,7 +191,7 @@ class Publication:
     before: Mapping[str, Any] = field(default_factory=dict)
     # The run that was the published one when this build began; by default the one that is now.
     follows: str | None = None
-    is_small: bool = False  # all tables are: rows come to the driver, which writes them
+    is_small: bool = False  # all tables are: the driver collects their rows and writes them
     made: dict[str, dict[str, Any]] = field(default_factory=dict)
     _footers: dict[str, pq.FileMetaData] = field(default_factory=dict)  # of files of this run
     # Tables are written by several threads at a time.
@@ -217,10 +217,10 @@ class Publication:
         """The rows of a table, or of some parts, as far as this run has come; or `before` it."""
         files = self.before["tables"][name]["files"] if before else self.files(name)
         chosen = [one for one in files if parts is None or one["part"] in parts]
-        return self.in_one(read_files(self.spark, self.tables, chosen, schema))
+        return self.in_one_partition(read_files(self.spark, self.tables, chosen, schema))
 
-    def in_one(self, rows: DataFrame) -> DataFrame:
-        """These rows; in one partition if there are few, so that Spark need not move them."""
+    def in_one_partition(self, rows: DataFrame) -> DataFrame:
+        """These rows, which Spark then need not shuffle, if all tables are small."""
         return rows.coalesce(1) if self.is_small else rows
 
     def replace(

@@ -27,7 +27,7 @@ It can be removed at any time.
 def prepare(invocation: Invocation) -> int:
     """Make Spark start faster here: builds of a small history take a quarter less time.
 
-    Takes half a minute, once.
+    This takes half a minute.
     """
     with needing_packages():
         from umbel.pipeline.class_archive import make

@@ -76,9 +76,9 @@ class SparkChoice(NamedTuple):
     def options(
         self, invocation: Invocation, *, log: str, tables: str, **others: Any
     ) -> Iterator[Options]:
-        """What a build is told; its progress and its warnings are shown meanwhile.
+        """The options of a build, whose progress and warnings are shown while the block runs.
 
-        Refuses what Spark could not reach before it is started.
+        Directories that Spark could not reach are refused here, before it is started.
         """
         with needing_packages():
             from umbel.pipeline import connectors, settings
