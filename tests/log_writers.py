@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.log_reading import event
+from tests.servers import wait_until
 from tests.workers import ROOT, program_environment
 
 STEPS = frozenset({"open", "os.rename", "os.remove", "os.mkdir", "os.truncate"})
@@ -54,8 +55,18 @@ class Killable:
         assert self._process.stdout is not None
         self._process.stdout.close()
 
-    def run(self, job: str, *, kill_after_s: float | None = None, **arguments: Any) -> int:
-        """Run one job, and kill it after a time if asked to; minus the signal, or the exit code."""
+    def run(
+        self,
+        job: str,
+        *,
+        kill_after_s: float | None = None,
+        kill_once: Path | None = None,
+        **arguments: Any,
+    ) -> int:
+        """Run one job, and kill it after a time if asked to; minus the signal, or the exit code.
+
+        With `kill_once` the time begins when there is something in that file.
+        """
         server = self._process
         assert server.stdin is not None
         assert server.stdout is not None
@@ -63,10 +74,16 @@ class Killable:
         server.stdin.flush()
         pid = int(server.stdout.readline())
         if kill_after_s is not None:
+            if kill_once is not None:
+                wait_until(lambda: _has_content(kill_once), 60, f"content of {kill_once}")
             time.sleep(kill_after_s)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         return int(server.stdout.readline())
+
+
+def _has_content(path: Path) -> bool:
+    return path.exists() and path.stat().st_size > 0
 
 
 def serve() -> None:
@@ -166,10 +183,10 @@ def eighths(log: Any, cutoff: str) -> list[Any]:
     found = []
     for day in (day for day in log.days() if day < cutoff):
         names = [segment.name for segment in log.segments(day=day)]
-        tables = [
-            pq.read_table(log.disk.root / f"events/day={day}" / name, partitioning=None)
-            for name in names
-        ]
+        tables = []
+        for name in names:
+            with log.disk.open(f"events/day={day}/{name}") as file:
+                tables.append(pq.read_table(file))
         whole = pa.concat_tables([table.replace_schema_metadata() for table in tables])
         eighth = whole.filter(pc.equal(pc.bit_wise_and(whole["clock"], 7), 0))
         numbers = eighth.column_names.index("seq")

@@ -247,3 +247,41 @@ def test_tables_in_a_store_are_delta_tables_that_one_build_at_a_time_can_change(
     assert len(refusals) == 2
     for refusal in refusals:
         assert refusal.startswith(f"another build has published {url} meanwhile")
+
+
+# -- retention
+
+SHORTENING = """
+import sys
+
+from tests.log_writers import eighths
+from tests.unit.recorder.test_retention import DAYS, day, written
+from umbel.recorder.checking import check
+from umbel.recorder.log import Log
+from umbel.recorder.retention import Retention, pending
+
+log = written(sys.argv[1])
+print(Retention(log).preview(DAYS[2], eighths(log, DAYS[2])).segments, check(log).events.rows)
+outcome = Retention(log).apply(DAYS[2], [eighths(log, DAYS[2])[0], day(log, 1)])
+print(outcome.days, outcome.segments, outcome.events, outcome.quarantined, outcome.carried)
+again = Log(sys.argv[1]).open(create=False)
+print(pending(again), check(again).events.rows, sorted({one.day for one in again.segments()}))
+"""
+
+
+@pytest.mark.parametrize("scheme", ["s3", "s3a"])
+def test_old_days_of_a_log_in_a_store_are_removed_but_for_what_is_carried_over(
+    store_server: StoreServer, scheme: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SHORTENING, f"{scheme}://{store_server.BUCKET}/short-{scheme}"],
+        env={**os.environ, **store_server.variables, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    preview, outcome, left = done.stdout.splitlines()
+    assert (preview, outcome) == ("6 48", "2 6 30 2 2")
+    assert left == "None 18 ['2026-11-16', '2026-11-18']"

@@ -184,6 +184,7 @@ class Retention:
         with self._alone(sorted(folders.union(left))):
             if pending(self._log) is not None:
                 raise Busy(f"another process has just begun to remove days from {self._log.url}")
+            self._log.clean()  # or what a dead run was staging would keep its folder
             for folder, names in self._left_staged(cutoff).items():
                 for name in names:
                     self._log.remove(_path(*folder, name))
