@@ -7,8 +7,8 @@ PYTEST_ARGS ?=
 SOAK_ARGS ?=
 BENCH_ARGS ?=
 DEMO_ARGS ?=
-# A run that hangs is ended, and says where it stood.
-LIMIT := timeout --foreground --signal=INT --kill-after=60 40m
+# A run that hangs is ended, and says where it stood. A slow machine takes twice the usual time.
+LIMIT := timeout --foreground --signal=INT --kill-after=60 65m
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \

@@ -23,6 +23,7 @@ class Killer:
         "Place.write_json before",
         "Place.write_json after",
         "Publication._write after",
+        "Publication._write_few after",
         "Place.remove before",
     )
 
@@ -36,6 +37,7 @@ class Killer:
             (Place, "write_json"),
             (Place, "remove"),
             (Publication, "_write"),
+            (Publication, "_write_few"),
         ):
             label = f"{owner.__name__}.{name}"
             monkeypatch.setattr(owner, name, self._around(label, getattr(owner, name)))
