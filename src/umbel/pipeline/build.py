@@ -395,7 +395,8 @@ class Builder:
             self._follows,
             is_small=is_here and is_small(self._log_bytes),
         )
-        sizes = sized(self.spark, log_bytes, self._log_bytes)
+        is_on_disk = self.log.is_local and self.tables.is_local
+        sizes = sized(self.spark, log_bytes, self._log_bytes, is_on_disk=is_on_disk)
         try:
             with explaining(f"cannot read {self.options.log}"), sizes:
                 increment = Increment(

@@ -19,3 +19,17 @@ def read_footer(place: Place, path: str) -> pq.FileMetaData:
             return pq.read_metadata(file)
     except (pa.ArrowException, OSError) as exc:
         raise HistoryError(f"cannot read {place.shown}/{path}: {exc}") from exc
+
+
+def bounds_of(footer: pq.FileMetaData, column: str) -> tuple[int, int] | None:
+    """The least and the greatest whole number of a column; None where the footer has neither."""
+    found: list[int] = []
+    for number in range(footer.num_row_groups):
+        group = footer.row_group(number)
+        for one in map(group.column, range(group.num_columns)):
+            if one.path_in_schema == column:
+                statistics = one.statistics
+                if statistics is None or not statistics.has_min_max:
+                    return None
+                found += [statistics.min, statistics.max]
+    return (min(found), max(found)) if found else None

@@ -39,6 +39,7 @@ from umbel.pipeline.cells import BEGINNING, END, MINUTE, MINUTE_S, Cells
 from umbel.pipeline.events import once, prepare, unique
 from umbel.pipeline.log import Coverage
 from umbel.pipeline.places import Place
+from umbel.pipeline.queries import query
 from umbel.pipeline.storage import Publication
 from umbel.pipeline.tables import (
     attempts,
@@ -316,8 +317,8 @@ class Increment:
     def _keys(self, fresh: DataFrame) -> Keys:
         if self.is_whole:
             return Keys(set(self.state.cells.starts))
-        spark, old = self.spark, self._old
-        told = spark.sql(
+        old = self._old
+        told = query(
             f"""
             SELECT uuid, coalesce(root_id, uuid) AS root FROM {{fresh}} WHERE class IS NOT NULL
             UNION
@@ -334,7 +335,7 @@ class Increment:
         told = self._staged(told, "told")
         cut = f"arrays_overlap(_cells, {_longs(self._cut_cells)})" if self._cut_cells else "false"
         tasks, held, revoked = old("tasks"), old("elections"), old("revocations")
-        named = spark.sql(
+        named = query(
             f"""
             WITH about AS (
                 SELECT id, _task FROM {{held}}
@@ -357,7 +358,7 @@ class Increment:
             left = self._staged(self._left_of(named, tasks, held), "left")
             named = self._staged(named.union(left.select("uuid")).distinct(), "still")
             told = told.union(left)
-        roots = spark.sql(
+        roots = query(
             """
             SELECT root AS uuid FROM {told}
             UNION SELECT uuid FROM {named}
@@ -379,7 +380,7 @@ class Increment:
         touched = self._staged(touched, "touched")
         keys = Keys(set(self._new_cells), named, members, roots, touched)
         of_blocks = sequences.only(blocks, touched)
-        reached = spark.sql(
+        reached = query(
             """
             SELECT DISTINCT 'tasks' AS name, _cell, explode(_cells) AS cell FROM {families}
             UNION
@@ -408,7 +409,7 @@ class Increment:
         Once the greatest event of a task is removed, another one may name another root; so may
         that of an election another task.
         """
-        cells = self.spark.sql(
+        cells = query(
             """
             SELECT explode(_cells) AS cell FROM {tasks} AS tasks
                 LEFT SEMI JOIN {named} AS named ON tasks.uuid = named.uuid
@@ -421,7 +422,7 @@ class Increment:
             named=named,
         )
         rows = prepare(self._log_rows({one["cell"] for one in cells.collect()}))
-        return self.spark.sql(
+        return query(
             f"""
             SELECT rows.uuid, coalesce(root_id, rows.uuid) AS root FROM {{rows}} AS rows
                 LEFT SEMI JOIN {{named}} AS named ON rows.uuid = named.uuid
@@ -518,7 +519,7 @@ class Increment:
         rows = self._of(raw.where("class IS NOT NULL"), keys.members)
         summary = task_fold.summarise(rows.select(*task_fold.EVENT_COLUMNS))
         folded = self._staged(task_fold.tasks(summary), "fold")
-        made = tasks_table(folded, own).select(*stored("tasks").names)
+        made = tasks_table(folded, own, self._staged).select(*stored("tasks").names)
         if keys.members is None:
             self.publication.replace("tasks", made, "_cell")
             return self._old("tasks")
@@ -541,7 +542,7 @@ class Increment:
 
     def _lineage(self, tasks: DataFrame, own: DataFrame, keys: Keys) -> None:
         homes = tasks.selectExpr("root AS root_id", "_cell").distinct()
-        made = lineage.lineage(tasks, own).join(homes, "root_id")
+        made = lineage.lineage(tasks, own, self._staged).join(homes, "root_id")
         self._merge("lineage", made, keys.roots, "root_id")
 
     def _attempts(self, own: DataFrame, tasks: DataFrame, keys: Keys, statuses: DataFrame) -> None:
@@ -606,7 +607,9 @@ class Increment:
             self.publication.replace_by_nothing("revocations", stored("revocations"))
             return
         names = tasks.select("uuid", "name")
-        made = revocations.revocations(about, names).selectExpr("*", "_cells[0] AS _cell")
+        made = revocations.revocations(about, names, self._staged).selectExpr(
+            "*", "_cells[0] AS _cell"
+        )
         if keys.named is None:
             self.publication.replace("revocations", made, "_cell")
             return
@@ -622,9 +625,8 @@ class Increment:
 
     def _rates(self, events: DataFrame, keys: Keys) -> None:
         publication, parts = self.publication, None if self.is_whole else keys.cells
-        tasks, executed = self._old("tasks"), self._old("attempts")
-        if parts is not None:
-            tasks = tasks.where(f"arrays_overlap(_cells, {_longs(parts)})")
+        executed = self._old("attempts")
+        tasks = self.publication.read("tasks", stored("tasks"), cells=parts)
         counted = rates.counts(events, tasks.select("uuid", "name"))
         times = self.state.cells.times(keys.cells)
         made = rates.rates(counted, self._ended_in(executed, times), "rates")
@@ -636,6 +638,8 @@ class Increment:
             day = f"CAST(floor(minute / 86400) * {DAY_MINUTES} AS BIGINT)"
             changed = self._old("rates", parts).unionByName(before).selectExpr(f"{day} AS day")
             days = {one["day"] for one in changed.distinct().collect()}
+            within = (self.state.cells.between(one, one + DAY_MINUTES - 1) for one in days)
+            minutes = self._old("rates", set().union(*within))
             minutes = minutes.where(f"{day} IN ({', '.join(map(str, days)) or 'NULL'})")
             times = [(one * MINUTE_S, (one + DAY_MINUTES) * MINUTE_S) for one in sorted(days)]
         for name in ("rates_hourly", "rates_daily"):
@@ -657,21 +661,21 @@ class Increment:
     # -- queues --------------------------------------------------------------------------------
 
     def _queues(self, tasks: DataFrame, keys: Keys) -> None:
-        executed, parts, asked = self._old("attempts"), None, "true"
-        waits = queues.waits(executed, self._old("tasks"), self._log_ends)
+        executed, known, parts = self._old("attempts"), self._old("tasks"), None
         cell = self.state.cells.sql("CAST(minute / 60 AS BIGINT)")
+        asked = lasting = "true"
         if not self.is_whole:
             parts = self._queue_cells(tasks, keys)
             times = _joined(self.state.cells.times(parts))
-            # Said of a column of the files, so that those are skipped that have nothing of it.
+            # Said of columns of the files, so that those are skipped that have nothing of it.
             executed = executed.where(f"started >= {float(times[0][0])!r}D")
-            waits = queues.waits(executed, self._old("tasks"), self._log_ends).where(
-                " OR ".join(
-                    f"(due < {float(until)!r}D AND until >= {float(since)!r}D)"
-                    for since, until in times
-                )
+            known = known.where(f"_due >= {float(times[0][0]) - queues.WAIT_S_MAX!r}D")
+            lasting = " OR ".join(
+                f"(due < {float(until)!r}D AND until >= {float(since)!r}D)"
+                for since, until in times
             )
             asked = f"{cell} IN ({_listed(parts)})"
+        waits = queues.waits(executed, known, self._log_ends).where(lasting)
         made = queues.queues(waits).where(asked).selectExpr("*", f"{cell} AS _cell")
         self.publication.replace("queues", made, "_cell", parts)
 

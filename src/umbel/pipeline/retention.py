@@ -53,6 +53,7 @@ from umbel.pipeline.build import Builder, Options, Run
 from umbel.pipeline.events import prepare
 from umbel.pipeline.increment import State
 from umbel.pipeline.places import Place
+from umbel.pipeline.queries import query
 from umbel.pipeline.session import check_master, explaining, sized
 from umbel.pipeline.storage import Publication
 from umbel.pipeline.tables import revocations, stored, workers
@@ -223,7 +224,7 @@ class _Choice:
     def _with_first_numbers(self) -> DataFrame:
         """The old rows, and whether their numbers are behind the first one of the kept days."""
         firsts = self._kept.where("seq IS NOT NULL").groupBy(*_SERIES)
-        return self.spark.sql(
+        return query(
             """
             SELECT old.*, coalesce(seq >= first, false) AS is_numbered
             FROM {old} AS old LEFT JOIN {firsts} AS firsts
@@ -240,7 +241,7 @@ class _Choice:
         """The tasks (uuid) and the elections (id) that are carried over."""
         held = self._table("elections").select("id", "_task")
         tasks = self._staged(
-            self.spark.sql(
+            query(
                 """
                 SELECT uuid FROM {kept} WHERE class IS NOT NULL
                 UNION SELECT uuid FROM {old} WHERE class IS NOT NULL AND is_numbered
@@ -252,7 +253,7 @@ class _Choice:
             ),
             "known",
         )
-        still = self.spark.sql(
+        still = query(
             """
             SELECT DISTINCT id FROM {kept} WHERE type LIKE 'worker-elect%' AND id IS NOT NULL
             UNION SELECT id FROM {old} WHERE type LIKE 'worker-elect%' AND is_numbered
@@ -262,7 +263,7 @@ class _Choice:
         )
         elections = self._staged(self._elections(held, still, tasks), "about")
         tasks = self._staged(
-            self.spark.sql(
+            query(
                 """
                 SELECT uuid FROM {tasks} UNION SELECT id FROM {elections}
                 UNION SELECT _task FROM {elections} WHERE _task IS NOT NULL
@@ -275,7 +276,7 @@ class _Choice:
         return tasks, elections
 
     def _elections(self, held: DataFrame, still: DataFrame, tasks: DataFrame) -> DataFrame:
-        return self.spark.sql(
+        return query(
             """
             SELECT id, _task FROM {held}
             WHERE id IN (SELECT id FROM {still}) OR id IN (SELECT uuid FROM {tasks})
@@ -288,7 +289,7 @@ class _Choice:
 
     def _open(self, old: DataFrame) -> DataFrame:
         """The open tasks (uuid)."""
-        return self.spark.sql(
+        return query(
             f"""
             WITH lasts AS (
                 SELECT uuid, max_by(outcome, attempt) AS outcome FROM {{attempts}} GROUP BY uuid
@@ -310,7 +311,7 @@ class _Choice:
 
     def _chosen(self, old: DataFrame, tasks: DataFrame, elections: DataFrame) -> DataFrame:
         """All rows that are carried over for another reason than as a sign of a life."""
-        return self.spark.sql(
+        return query(
             f"""
             WITH revoked AS (
                 SELECT old.*, explode(from_json(raw, '{revocations.RAW}').ids) AS named
@@ -340,7 +341,7 @@ class _Choice:
         alive = self._kept.groupBy("hostname", "life").agg(
             expr("bool_or(type = 'worker-heartbeat')").alias("beats")
         )
-        lives = self.spark.sql(
+        lives = query(
             """
             WITH seen AS (
                 SELECT hostname, life, bool_or(beats) AS beats FROM (
@@ -370,7 +371,7 @@ class _Choice:
         )
         place = "PARTITION BY old.hostname, old.life, type ORDER BY"
         ties = "pid, clock, received, recorder, raw"
-        return self.spark.sql(
+        return query(
             f"""
             WITH signs AS (
                 SELECT old.*, lives.hostname IS NOT NULL AS is_alive,

@@ -12,7 +12,7 @@ from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.functions import col, lit
+from pyspark.sql.functions import lit
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
@@ -66,8 +66,7 @@ def collected(rows: DataFrame) -> pa.Table:
     """All rows as one table in memory, with the types that Spark writes to files."""
     kinds = nullable(rows.schema)
     assert isinstance(kinds, StructType)
-    columns = (col(one.name).cast(one.dataType).alias(one.name) for one in kinds)
-    return rows.select(*columns).toArrow().cast(to_arrow_schema(kinds))
+    return rows.toArrow().cast(to_arrow_schema(kinds))
 
 
 def no_rows(spark: SparkSession, schema: StructType) -> DataFrame:

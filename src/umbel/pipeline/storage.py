@@ -41,7 +41,7 @@ from pyspark.sql.types import StructType
 
 from umbel.pipeline import delta, schemas
 from umbel.pipeline.errors import HistoryError
-from umbel.pipeline.footers import read_footer
+from umbel.pipeline.footers import bounds_of, read_footer
 from umbel.pipeline.places import Place
 
 FORMAT: Final = 2
@@ -58,7 +58,10 @@ _TIMES: Final = ("minute", "began", "received", "timestamp")
 _NULL_PART: Final = "__HIVE_DEFAULT_PARTITION__"  # as Spark names it
 _KEPT: Final = re.compile(rf"(?:index|state)-({_RUN})\.json")
 
-File = dict[str, Any]  # path, rows, part
+# The elements of the column `_cells`, as files name them.
+_CELLS: Final = "_cells.list.element"
+
+File = dict[str, Any]  # path, rows, part; the least and the greatest of `_cells`, where known
 
 
 def new_run_id(now: datetime) -> str:
@@ -169,13 +172,20 @@ def _clean_folder(tables: Place, folder: str, files: Collection[str]) -> None:
             tables.remove(path)
 
 
-def _by_time(parted: DataFrame) -> DataFrame:
-    """The rows of each part sorted by the time that they have, if any.
+def _reaches(file: File, cells: Collection[int]) -> bool:
+    """Whether a file may have rows of these cells; one of which that is not known may."""
+    if "cells" not in file:
+        return True
+    first, last = file["cells"]
+    return any(first <= cell <= last for cell in cells)
+
+
+def _time_of(columns: Collection[str]) -> list[str]:
+    """The time that files are sorted by, if the table has one.
 
     Neighbours are alike then: files are smaller by a third, and readers can skip pages.
     """
-    times = [name for name in _TIMES if name in parted.columns][:1]
-    return parted.sortWithinPartitions("part", *times)
+    return [name for name in _TIMES if name in columns][:1]
 
 
 @dataclass(slots=True)
@@ -212,11 +222,16 @@ class Publication:
         schema: StructType,
         parts: Collection[int] | None = None,
         *,
+        cells: Collection[int] | None = None,
         before: bool = False,
     ) -> DataFrame:
-        """The rows of a table, or of some parts, as far as this run has come; or `before` it."""
+        """The rows of a table as far as this run has come, or `before` it; or of some parts, or at
+        least those whose `_cells` have one of some cells.
+        """
         files = self.before["tables"][name]["files"] if before else self.files(name)
         chosen = [one for one in files if parts is None or one["part"] in parts]
+        if cells is not None:
+            chosen = [one for one in chosen if _reaches(one, cells)]
         return self.in_one_partition(read_files(self.spark, self.tables, chosen, schema))
 
     def in_one_partition(self, rows: DataFrame) -> DataFrame:
@@ -231,10 +246,13 @@ class Publication:
         `by` is the column that names the part of a row; without it they are one part, None.
         """
         folder = self._folder(name)
-        if by:
-            parted = rows.withColumn("part", col(by))
-            parted = parted if self.is_small else parted.repartition("part")
-            new = self._write(_by_time(parted), folder, "part")
+        if self.is_small:
+            new = self._write_few(rows, folder, by)
+        elif by:
+            parted = rows.withColumn("part", col(by)).repartition("part")
+            new = self._write(
+                parted.sortWithinPartitions("part", *_time_of(rows.columns)), folder, "part"
+            )
         else:
             new = self._write(rows, folder)
         others = [one for one in self.files(name) if parts is not None and one["part"] not in parts]
@@ -243,7 +261,10 @@ class Publication:
     def replace_sorted(self, name: str, rows: DataFrame, by: str, parts: Collection[int]) -> None:
         """As `replace`, of rows whose partitions are the parts, in an order that is kept."""
         folder = self._folder(name)
-        new = self._write(rows.withColumn("part", col(by)), folder, "part")
+        if self.is_small:
+            new = self._write_few(rows, folder, by, in_order=True)
+        else:
+            new = self._write(rows.withColumn("part", col(by)), folder, "part")
         others = [one for one in self.files(name) if one["part"] not in parts]
         self._note(name, [*others, *new], rows.schema)
 
@@ -325,16 +346,20 @@ class Publication:
         self.tables.write(path, sink.getvalue().to_pybytes())
         return {"path": path, "rows": table.num_rows, "part": part}
 
-    def _write_parts(self, rows: pa.Table, folder: str, by: str) -> list[File]:
-        """As `_write`, of rows that the driver has."""
+    def _write_few(
+        self, rows: DataFrame, folder: str, by: str, *, in_order: bool = False
+    ) -> list[File]:
+        """As `_write`, by the driver: the rows are few."""
+        found = schemas.collected(rows)
         if not by:
-            return [self._write_small(folder, rows)]
+            return [self._write_small(folder, found)]
+        if not in_order and (times := _time_of(found.column_names)):
+            found = found.sort_by(times[0])
         made = []
-        for part in rows[by].unique().to_pylist():
-            chosen = pc.is_null(rows[by]) if part is None else pc.equal(rows[by], part)
-            name = f"{by}={_NULL_PART if part is None else part}"
-            table = rows.filter(chosen).drop_columns(by)
-            made.append(self._write_small(f"{folder}/{name}", table, part))
+        for part in found[by].unique().to_pylist():
+            chosen = pc.is_null(found[by]) if part is None else pc.equal(found[by], part)
+            name = f"part={_NULL_PART if part is None else part}"
+            made.append(self._write_small(f"{folder}/{name}", found.filter(chosen), part))
         return made
 
     def _write(self, rows: DataFrame, folder: str, by: str = "") -> list[File]:
@@ -342,8 +367,6 @@ class Publication:
 
         Raises `HistoryError` if the driver does not find all that the executors wrote.
         """
-        if self.is_small:
-            return self._write_parts(schemas.collected(rows), folder, by)
         counted = Observation()
         made = rows.observe(counted, expr("count(1)").alias("rows")).write.mode("overwrite")
         (made.partitionBy(by) if by else made).parquet(self.tables.at(folder))
@@ -370,4 +393,6 @@ class Publication:
         for path in paths:
             footer = self._footers[path] = read_footer(self.tables, path)
             found.append({"path": path, "rows": footer.num_rows, "part": part})
+            if bounds := bounds_of(footer, _CELLS):
+                found[-1]["cells"] = bounds
         return found

@@ -38,6 +38,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from umbel.pipeline.queries import query
 from umbel.pipeline.tables.due import waited
 from umbel.pipeline.tables.shapes import check
 
@@ -78,7 +79,7 @@ def attempts(events: DataFrame, names: DataFrame) -> DataFrame:
     The events have their `life` (`workers.with_lives`); `names` has the names and queues of `tasks`
     (uuid, name, _queue).
     """
-    made = events.sparkSession.sql(
+    made = query(
         f"""
         SELECT placed.uuid, CAST(attempt AS BIGINT) AS attempt, name, hostname AS worker,
             life AS incarnation, coalesce(s.had.timestamp, e.had.timestamp) AS received,
@@ -125,7 +126,7 @@ def judged(attempts: DataFrame, statuses: DataFrame) -> DataFrame:
     chosen = ", ".join(
         f"{text} AS {name}" for text, name in zip(columns, attempts.columns, strict=True)
     )
-    return attempts.sparkSession.sql(
+    return query(
         f"""
         SELECT {chosen} FROM {{attempts}} AS attempts LEFT JOIN {{statuses}} AS lives
             ON {_IS_OPEN} AND worker = lives.hostname
@@ -143,7 +144,7 @@ def executions(events: DataFrame) -> DataFrame:
     was sent, or received; `had` is the receipt before it; and `eta` is that of the receipt, or of
     the sending where there is no receipt.
     """
-    return events.sparkSession.sql(
+    return query(
         f"""
         WITH sendings AS (
             -- Of a receipt: when this attempt was sent. Starts and ends have no number of retries.

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from umbel.pipeline.queries import query
 from umbel.pipeline.tables.sequences import wrong_pairs
 from umbel.pipeline.tables.shapes import check, fields
 
@@ -56,7 +57,7 @@ def of_senders(blocks: DataFrame, unclocked: DataFrame) -> DataFrame:
 
     Of all blocks of numbers (`sequences.blocks`) and of `unclocked` events.
     """
-    in_sequence = blocks.sparkSession.sql(
+    in_sequence = query(
         """
         SELECT hostname, incarnation,
             IF(after.clock < before.clock, 'went back', 'jump') AS kind, after.uuid, after.type,
@@ -66,7 +67,7 @@ def of_senders(blocks: DataFrame, unclocked: DataFrame) -> DataFrame:
         """,
         pairs=wrong_pairs(blocks),
     )
-    missing = blocks.sparkSession.sql(
+    missing = query(
         """
         SELECT hostname, incarnation, 'missing' AS kind, min(first).uuid AS uuid, type,
             CAST(NULL AS BIGINT), min(first).timestamp, CAST(NULL AS STRING), CAST(NULL AS STRING),
@@ -89,7 +90,7 @@ def of_tasks(events: DataFrame, roots: DataFrame) -> DataFrame:
 
 def unclocked(events: DataFrame) -> DataFrame:
     """Events without a clock, by cell, sender and type (`UNCLOCKED`)."""
-    made = events.sparkSession.sql(
+    made = query(
         """
         SELECT _cell, hostname, incarnation, type, min(struct(timestamp, uuid)) AS first,
             count(1) AS count
@@ -107,7 +108,7 @@ def _sendings(events: DataFrame) -> DataFrame:
     cause of the receipt of the attempt before it. What is delivered again was sent once. If one of
     several sendings has no clock to compare with, nobody can tell which receipts it caused.
     """
-    return events.sparkSession.sql(
+    return query(
         f"""
         WITH told AS (
             SELECT uuid, coalesce(retries, 0L) AS retries, class, {_EVENT} AS event,
@@ -129,7 +130,7 @@ def _sendings(events: DataFrame) -> DataFrame:
 
 def _executions(events: DataFrame) -> DataFrame:
     """The first receipt, start and end of each task at each worker, one as the other's cause."""
-    return events.sparkSession.sql(
+    return query(
         f"""
         WITH firsts AS (
             SELECT uuid,
@@ -153,7 +154,7 @@ def _executions(events: DataFrame) -> DataFrame:
 
 def _in_a_task(events: DataFrame) -> DataFrame:
     """Sending, receipt, start and end of one task."""
-    return events.sparkSession.sql(
+    return query(
         """
         SELECT effect.hostname, effect.incarnation, 'effect before cause' AS kind, uuid,
             effect.type, effect.order_clock, effect.timestamp, cause.hostname, cause.type,
@@ -167,7 +168,7 @@ def _in_a_task(events: DataFrame) -> DataFrame:
 
 def _children(events: DataFrame, roots: DataFrame) -> DataFrame:
     """What a task sends comes after its first start."""
-    return events.sparkSession.sql(
+    return query(
         f"""
         WITH first_of AS (
             SELECT uuid, max(parent_id) AS parent_id,

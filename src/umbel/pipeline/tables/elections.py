@@ -37,6 +37,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from umbel.cluster.election import LIFE_S
+from umbel.pipeline.queries import query
 from umbel.pipeline.tables.shapes import check
 
 if TYPE_CHECKING:
@@ -68,8 +69,7 @@ def elections(events: DataFrame) -> DataFrame:
 
     Of all events of these elections and of their tasks.
     """
-    spark = events.sparkSession
-    held = spark.sql(
+    held = query(
         """
         SELECT id, max(topic) FILTER (WHERE type = 'worker-elect') AS topic,
             min(struct(timestamp, order_clock)) FILTER (WHERE stands) AS request,
@@ -95,7 +95,7 @@ def elections(events: DataFrame) -> DataFrame:
         """,
         events=events,
     )
-    ran = spark.sql(
+    ran = query(
         """
         WITH ids AS (
             SELECT id AS election, explode(array_distinct(array(id, task_id))) AS uuid FROM {held}
@@ -113,7 +113,7 @@ def elections(events: DataFrame) -> DataFrame:
         held=held,
         events=events,
     )
-    made = spark.sql(
+    made = query(
         f"""
         WITH counted AS (
             SELECT held.*, IF(topic = 'task', coalesce(ran.executions, 0L), NULL) AS executions,

@@ -29,7 +29,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from umbel.pipeline.queries import query
 from umbel.pipeline.tables.shapes import check
+from umbel.pipeline.tables.staging import Staged, unstaged
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -54,36 +56,28 @@ _COVERED: Final = """
 """
 
 
-def lineage(tasks: DataFrame, events: DataFrame | None = None) -> DataFrame:
+def lineage(
+    tasks: DataFrame, events: DataFrame | None = None, staged: Staged = unstaged
+) -> DataFrame:
     """One row for each family.
 
     Times in `tasks` are those of the last attempt of each task. The unique `events` tell when tasks
     that were retried began first.
     """
-    inputs: dict[str, Any] = {"tasks": tasks}
-    began, firsts = "least(sent, received, started)", ""
-    if events is not None:
-        inputs["events"], began = events, f"least(first, {began})"
-        firsts = """LEFT JOIN (
-            SELECT uuid AS id, min(timestamp) AS first FROM {events}
-            WHERE class IN ('sent', 'received', 'started') GROUP BY uuid
-        ) ON uuid = id"""
-    made = tasks.sparkSession.sql(
+    members = staged(_members(tasks, events), "family_members")
+    made = query(
         f"""
-        WITH members AS (
-            SELECT root AS root_id, uuid, parent, name, state, depth, finished, {began} AS began
-            FROM {{tasks}} {firsts}
-        ), families AS (
+        WITH families AS (
             SELECT root_id, max(IF(uuid = root_id, name, NULL)) AS name,
                 max(IF(uuid = root_id, state, NULL)) AS state, count(1) AS size,
                 max(depth) AS depth, min(began) AS began, max(finished) AS ended,
                 max(IF(finished IS NOT NULL, struct(finished, uuid, began), NULL)) AS last,
                 count_if(state = 'FAILURE') AS failed
-            FROM members GROUP BY root_id
+            FROM {{members}} GROUP BY root_id
         ), parents AS (
             SELECT members.root_id, map_from_entries(collect_list(
                 struct(uuid, struct(parent, members.began AS since, finished AS until)))) AS ways
-            FROM members JOIN families ON members.root_id = families.root_id
+            FROM {{members}} AS members JOIN families ON members.root_id = families.root_id
             WHERE families.size BETWEEN 2 AND {FAMILY_MAX} AND families.last IS NOT NULL
             GROUP BY members.root_id
         ), walked AS (
@@ -115,6 +109,25 @@ def lineage(tasks: DataFrame, events: DataFrame | None = None) -> DataFrame:
             failed, failed / size AS failed_part
         FROM chained
         """,  # noqa: S608 - our own names
-        **inputs,
+        members=members,
     )
     return check(made, SCHEMA)
+
+
+def _members(tasks: DataFrame, events: DataFrame | None) -> DataFrame:
+    """What a family is made of: its tasks, with when each began first."""
+    inputs: dict[str, Any] = {"tasks": tasks}
+    began, firsts = "least(sent, received, started)", ""
+    if events is not None:
+        inputs["events"], began = events, f"least(first, {began})"
+        firsts = """LEFT JOIN (
+            SELECT uuid AS id, min(timestamp) AS first FROM {events}
+            WHERE class IN ('sent', 'received', 'started') GROUP BY uuid
+        ) ON uuid = id"""
+    return query(
+        f"""
+        SELECT root AS root_id, uuid, parent, name, state, depth, finished, {began} AS began
+        FROM {{tasks}} {firsts}
+        """,  # noqa: S608 - our own names
+        **inputs,
+    )

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from umbel.pipeline.queries import query
 from umbel.pipeline.tables.shapes import check
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ SCHEMA: Final = """
     minute DOUBLE, queue STRING, arrivals BIGINT, starts BIGINT, waiting BIGINT, oldest DOUBLE
 """
 WAIT_MINUTES_MAX: Final = 1_440
+# A task that was due longer than this before a minute does not count in it.
+WAIT_S_MAX: Final = (WAIT_MINUTES_MAX + 1) * 60.0
 _MINUTE: Final = "CAST(floor({} / 60) AS BIGINT)"
 # The first minute at whose end an attempt no longer waits.
 _UNTIL: Final = f"least({_MINUTE.format('until')}, {_MINUTE.format('due')} + {WAIT_MINUTES_MAX}L)"
@@ -44,7 +47,7 @@ def waits(attempts: DataFrame, tasks: DataFrame, log_ends: float) -> DataFrame:
 
     Of `attempts` and `tasks` with their hidden columns.
     """
-    return attempts.sparkSession.sql(
+    return query(
         f"""
         SELECT _queue AS queue, started - waited AS due, started, started AS until
         FROM {{attempts}} WHERE waited IS NOT NULL
@@ -71,7 +74,7 @@ def minutes(waits: DataFrame) -> DataFrame:
 
 def queues(waits: DataFrame) -> DataFrame:
     """The table, of all attempts that were seen in the minutes that are asked for."""
-    made = waits.sparkSession.sql(
+    made = query(
         f"""
         WITH placed AS (
             SELECT queue, {_MINUTE.format("due")} AS first, {_UNTIL} AS until, started, due

@@ -23,6 +23,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from umbel.cluster.task_states import CLASSES
+from umbel.pipeline.queries import query
 from umbel.pipeline.tables.shapes import check
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def counts(events: DataFrame, names: DataFrame) -> DataFrame:
 
     `names` has the name of each task (uuid, name).
     """
-    return events.sparkSession.sql(
+    return query(
         f"""
         SELECT min(_cell) AS _cell, minute, names.name,
             IF(class = 'sent', NULL, hostname) AS worker, {_COUNTED}
@@ -78,7 +79,7 @@ def counts(events: DataFrame, names: DataFrame) -> DataFrame:
 def longer(counts: DataFrame, table: str) -> DataFrame:
     """The counts of hours or days, of those of minutes; `_cell` is the first minute of the day."""
     column, length_s = PERIODS[table]
-    return counts.sparkSession.sql(
+    return query(
         f"""
         SELECT CAST(floor(minute / 86400) * 1440 AS BIGINT) AS _cell,
             CAST(floor(minute / {length_s}) * {length_s} AS DOUBLE) AS {column}, name, worker,
@@ -95,7 +96,7 @@ def rates(counts: DataFrame, attempts: DataFrame, table: str) -> DataFrame:
     Of the attempts those must be given that did; `_cell` comes last.
     """
     column, length_s = PERIODS[table]
-    made = counts.sparkSession.sql(
+    made = query(
         f"""
         WITH timed AS (
             SELECT CAST(floor(started / {length_s}) * {length_s} AS DOUBLE) AS began, name, worker,

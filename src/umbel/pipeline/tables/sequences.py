@@ -22,6 +22,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from umbel.cluster.clock import JUMP_MAX
+from umbel.pipeline.queries import query
 from umbel.pipeline.tables.shapes import check
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ _NEXT_LOST: Final = "ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING"
 def blocks(events: DataFrame) -> DataFrame:
     """The blocks of these events, which must be all events of each block."""
     aside = ", ".join(f"'{kind}'" for kind in SET_ASIDE)
-    made = events.sparkSession.sql(
+    made = query(
         f"""
         WITH told AS (
             SELECT hostname, incarnation, series, {BLOCK} AS block, seq, clock, timestamp, type,
@@ -119,7 +120,7 @@ def only(blocks: DataFrame, keys: DataFrame, how: str = "left_semi") -> DataFram
 
 def holes(blocks: DataFrame) -> DataFrame:
     """The holes in the numbers: (series, first, last, kind, before, after, lost_…)."""
-    return blocks.sparkSession.sql(
+    return query(
         f"""
         WITH runs AS (
             SELECT {_SERIES}, inline(runs) FROM {{blocks}}
@@ -142,7 +143,7 @@ def holes(blocks: DataFrame) -> DataFrame:
 
 def wrong_pairs(blocks: DataFrame) -> DataFrame:
     """Events next to each other in a series whose clocks are wrong: (series, before, after)."""
-    return blocks.sparkSession.sql(
+    return query(
         f"""
         SELECT {_SERIES}, inline(findings) FROM {{blocks}}
         UNION ALL
@@ -161,7 +162,7 @@ def missing_numbers(blocks: DataFrame) -> DataFrame:
 
     Lives without holes are left out.
     """
-    return blocks.sparkSession.sql(
+    return query(
         """
         SELECT hostname, incarnation, sum(last - first + 1) AS events_missing
         FROM {holes} WHERE kind = 'hole' GROUP BY hostname, incarnation

@@ -30,8 +30,10 @@ from pyspark.sql.functions import expr
 
 from umbel.cluster.event_rows import TASK
 from umbel.cluster.task_states import CLASS_STATE, TASK_FIELDS
+from umbel.pipeline.queries import query
 from umbel.pipeline.schemas import schema
 from umbel.pipeline.tables.due import due, waited
+from umbel.pipeline.tables.staging import Staged, unstaged
 
 DOUBLINGS: Final = 10
 DEPTH_MAX: Final = 2**DOUBLINGS - 1
@@ -62,7 +64,7 @@ _PARENT: Final = "nullif(parent_id, uuid)"
 _ROOT: Final = "coalesce(root_id, uuid)"
 
 
-def tasks(folded: DataFrame, events: DataFrame) -> DataFrame:
+def tasks(folded: DataFrame, events: DataFrame, staged: Staged = unstaged) -> DataFrame:
     """The table, of `task_fold.tasks` and the unique events of whole families.
 
     Hidden columns follow: `_cells` has the cells of the task's events, `_due` is when its last
@@ -81,6 +83,7 @@ def tasks(folded: DataFrame, events: DataFrame) -> DataFrame:
     edges = folded.where(f"{_PARENT} IS NOT NULL").selectExpr(
         "uuid", f"{_PARENT} AS parent", f"{_ROOT} AS root"
     )
+    edges = staged(edges, "edges")
     joined = folded.join(starts, "uuid", "left").join(depths(edges), "uuid", "left")
     made = joined.selectExpr(
         *TASK_FIELDS,
@@ -108,7 +111,7 @@ def depths(edges: DataFrame) -> DataFrame:
     seen: from its parent to its parent's parent, from there four up, and so on. All others are one
     step below their parent.
     """
-    return edges.sparkSession.sql(
+    return query(
         f"""
         WITH edges AS (SELECT uuid, parent, root FROM {{edges}}),
         inner AS (

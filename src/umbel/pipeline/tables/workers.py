@@ -58,6 +58,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.functions import broadcast
 
+from umbel.pipeline.queries import query
 from umbel.pipeline.tables.shapes import check
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def births(events: DataFrame) -> DataFrame:
 
     The births of several parts are those of each, without repetitions.
     """
-    made = events.sparkSession.sql(
+    made = query(
         f"""
         SELECT DISTINCT hostname, pid, timestamp AS born FROM {{events}}
         WHERE {_ONLINE} AND inc IS NULL AND pid IS NOT NULL AND coalesce(processed, 0L) <= 0
@@ -144,7 +145,7 @@ def with_lives(events: DataFrame, births: DataFrame) -> DataFrame:
 
     All births of the events' senders must be given, also those before these events.
     """
-    spans = events.sparkSession.sql(
+    spans = query(
         """
         SELECT hostname AS born_host, pid AS born_pid, born,
             lead(born) OVER (PARTITION BY hostname, pid ORDER BY born) AS until
@@ -152,7 +153,7 @@ def with_lives(events: DataFrame, births: DataFrame) -> DataFrame:
         """,
         births=births,
     )
-    return events.sparkSession.sql(
+    return query(
         """
         SELECT events.*, spans.born,
             coalesce(inc, CAST(round(spans.born * 1e6D) AS BIGINT), pid) AS life
@@ -168,7 +169,7 @@ def with_lives(events: DataFrame, births: DataFrame) -> DataFrame:
 def life_facts(events: DataFrame, births: DataFrame) -> DataFrame:
     """What each cell tells of each life; the key is (_cell, hostname, incarnation)."""
     facts = ", ".join(f"{text} AS {name}" for name, (text, _) in _FACTS.items())
-    made = events.sparkSession.sql(
+    made = query(
         f"""
         SELECT _cell, hostname, life AS incarnation, {facts} FROM {{events}}
         GROUP BY _cell, hostname, life
@@ -181,7 +182,7 @@ def life_facts(events: DataFrame, births: DataFrame) -> DataFrame:
 def merge_life_facts(facts: DataFrame) -> DataFrame:
     """The facts of each life, of those of all cells; the key is (hostname, incarnation)."""
     merged = ", ".join(f"{merge}({name}) AS {name}" for name, (_, merge) in _FACTS.items())
-    return facts.sparkSession.sql(
+    return query(
         f"""
         SELECT hostname, incarnation, {merged} FROM {{facts}} GROUP BY hostname, incarnation
         """,  # noqa: S608 - our own names
@@ -191,7 +192,7 @@ def merge_life_facts(facts: DataFrame) -> DataFrame:
 
 def outdated(facts: DataFrame, births: DataFrame) -> DataFrame:
     """The processes (hostname, pid) with a birth inside a life that these facts have as one."""
-    return facts.sparkSession.sql(
+    return query(
         """
         SELECT DISTINCT facts.hostname, facts.pid FROM {facts} AS facts JOIN {births} AS births
             ON facts.hostname = births.hostname AND facts.pid = births.pid AND NOT has_inc
@@ -204,7 +205,7 @@ def outdated(facts: DataFrame, births: DataFrame) -> DataFrame:
 
 def drifts(events: DataFrame, births: DataFrame) -> DataFrame:
     """How many events of each life took how long from sending to receipt (`DRIFTS`)."""
-    made = events.sparkSession.sql(
+    made = query(
         """
         SELECT _cell, hostname, life AS incarnation,
             CAST(round((received - timestamp) * 1000) AS BIGINT) AS drift_ms, count(1) AS count
@@ -231,7 +232,7 @@ def workers(facts: DataFrame, drifts: DataFrame, numbers: DataFrame, log_ends: f
 
     Of `merge_life_facts`, `merge_drifts` and `sequences.missing_numbers`.
     """
-    made = facts.sparkSession.sql(
+    made = query(
         """
         WITH medians AS (
             SELECT hostname, incarnation, min(drift_ms) / 1000D AS drift FROM (
@@ -263,7 +264,7 @@ def workers(facts: DataFrame, drifts: DataFrame, numbers: DataFrame, log_ends: f
 
 def _judged(facts: DataFrame, log_ends: float) -> DataFrame:
     """The facts of workers, with what follows from where the log ends."""
-    return facts.sparkSession.sql(
+    return query(
         f"""
         WITH lives AS (
             SELECT *, coalesce(first_online, first_seen) AS online,
