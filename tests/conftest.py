@@ -64,6 +64,7 @@ QUIET = {
     "test_many_breaks_on_rabbitmq_lose_nothing_and_leave_nothing_over",
     "test_many_breaks_on_redis_lose_nothing_and_leave_nothing_over",
     "test_rests_do_not_keep_a_fast_limit_from_being_used",
+    "test_a_silent_broker_holds_a_stop_up_no_longer_than_that_after_the_last_task",
     "test_a_worker_on_the_embedded_broker_starts_quickly_and_idles_cheaply",
     "test_the_cluster_page_shows_every_node_and_stays_live",
     "test_the_timeline_draws_all_bars_and_pans_smoothly",
