@@ -29,7 +29,13 @@ that matter, each measured:
 - A build that reads little is over before Java's second compiler has earned its cost: it is left
   out (`SHORT_LIVED`), which saves a third of the CPU time.
 - Java maps the classes of Spark from an archive, where `umbel history prepare` has made one: a
-  small build takes a quarter less (`class_archive`).
+  small build takes a quarter less (`class_archive`). Without one, a small build trusts the classes
+  that came with Spark: verifying them takes a second (`_UNVERIFIED`).
+- Python loads pandas, which Spark asks for, while Java starts.
+- The server for accumulators, which only Python functions in Spark need, is stopped at once: it
+  takes half a second to notice that it shall.
+- Groups with `percentile_disc` or `collect_set` are aggregated in memory: from 128 groups on Spark
+  would sort the rows instead, with generated code even where that is switched off.
 
 A user's own settings go before these; `umbel.pipeline.settings` has the rules, and the few
 settings that nobody may change.
@@ -42,12 +48,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import logging
 import os
 import re
 import shutil
 import socket
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -66,6 +74,8 @@ LOCAL: Final = "local[*]"
 PARTITIONS_PER_CORE: Final = 4
 # Pieces of generated code that are kept. Fewer: the next build, if it follows, compiles them again.
 CODES_MAX: Final = 1_000
+# Groups of one task of a stage that are aggregated in memory. More: they are sorted first.
+GROUPS_IN_MEMORY: Final = 20_000
 # A shuffle is cut into parts that fit into memory and caches: one for so much of the log.
 PARTITION_BYTES: Final = 2**23
 PARTITIONS_MAX: Final = 2_000
@@ -94,6 +104,7 @@ SMALL_LOCAL: Final = SMALL | {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.autoBroadcastJoinThreshold": "-1",
 }
+_UNVERIFIED: Final = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 _LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 _QUIET: Final = """\
 rootLogger.level = error
@@ -135,18 +146,23 @@ def session(
     defaults, directory = read_defaults(), _directory()
     memory_mib = MEMORY_SMALL_MIB if is_small else _memory_mib()
     java_options = f"{_COLLECTOR_SMALL if is_small else _COLLECTOR} {java_options}"
-    ours = _settings(master, directory, java_options, memory_mib)
+    archive = class_archive.java_option() or (_UNVERIFIED if is_small else "")
+    ours = _settings(master, directory, java_options, archive, memory_mib)
     conf = SparkConf(loadDefaults=False).setAppName(name)
     conf.setAll(list(combined(ours, defaults, settings or {}).items())).setMaster(master)
     try:
-        return SparkSession(_context(conf, directory))
+        context = _context(conf, directory)
+        _end_accumulators(context)
+        return SparkSession(context)
     except Exception as exc:  # Spark fails to start in as many ways as it has parts
         raise HistoryError(
             f"cannot start Spark on master {master!r}: {_said(exc, directory)}"
         ) from exc
 
 
-def _settings(master: str, directory: Path, java_options: str, memory_mib: int) -> dict[str, str]:
+def _settings(
+    master: str, directory: Path, java_options: str, archive: str, memory_mib: int
+) -> dict[str, str]:
     log_to = f"-Dlog4j2.configurationFile=file:{directory / 'log4j2.properties'}"
     made = {
         "spark.ui.enabled": "false",
@@ -162,14 +178,13 @@ def _settings(master: str, directory: Path, java_options: str, memory_mib: int) 
         "spark.sql.files.maxPartitionBytes": str(2**24),
         "spark.sql.streaming.metricsEnabled": "false",
         "spark.sql.codegen.cache.maxEntries": str(CODES_MAX),
+        "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": str(GROUPS_IN_MEMORY),
         "spark.locality.wait": "100ms",
         "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
         "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
         **endpoints(),
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
-        "spark.driver.extraJavaOptions": (
-            f"{_JAVA_OPTIONS} {log_to} {class_archive.java_option()} {java_options}"
-        ),
+        "spark.driver.extraJavaOptions": (f"{_JAVA_OPTIONS} {log_to} {archive} {java_options}"),
         "spark.executor.extraJavaOptions": f"{_JAVA_OPTIONS} {java_options}",
     }
     if master.startswith("local"):
@@ -285,11 +300,26 @@ def _context(conf: SparkConf, directory: Path) -> SparkContext:
     assert SparkContext._active_spark_context is None, "one process has one session at a time"
     if SparkContext._gateway is not None:
         return SparkContext(conf=conf)
+    threading.Thread(target=_load_packages, daemon=True).start()
     with (directory / "java.log").open("w") as log:
         gateway = launch_gateway(  # type: ignore[no-untyped-call]
             conf, {"stderr": log, "stdout": log, "umask": files.umask()}
         )
     return SparkContext(conf=conf, gateway=gateway)
+
+
+def _load_packages() -> None:
+    """Load what Spark's Python side asks for once Java runs; a missing one is its to report."""
+    for name in ("pandas", "pyarrow.compute"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
+def _end_accumulators(context: SparkContext) -> None:
+    """Stop the server that no query of ours needs, without waiting for it."""
+    server = getattr(context, "_accumulatorServer", None)
+    if server is not None:
+        threading.Thread(target=server.shutdown, daemon=True).start()
 
 
 def _said(exc: Exception, directory: Path) -> str:
