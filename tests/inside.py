@@ -90,14 +90,14 @@ class Inside:
 
     def break_connection(self) -> None:
         """Let the loop find its connection broken, and wait for the next one."""
-        tally = self.worker.tally
-        before, old = tally.connections_lost, self.worker.consumer.connection
+        counters = self.worker.counters
+        before, old = counters.connections_lost, self.worker.consumer.connection
 
         def fail() -> None:
             self.worker.consumer.failure = ConnectionError("broken by a test")
 
         self.call(fail)
-        wait_until(lambda: tally.connections_lost > before, WAIT_S, "the loss")
+        wait_until(lambda: counters.connections_lost > before, WAIT_S, "the loss")
         # Until then it looks as ready as it was.
         wait_until(lambda: self.worker.consumer.connection is not old, WAIT_S, "another one")
         self.wait_until_ready()

@@ -42,9 +42,9 @@ def feed(worker: Worker, ready: threading.Event, marks: list[int]) -> None:
             while sent < mark:
                 app.send_many([noop.s() for _ in range(PORTION)])
                 sent += PORTION
-                while worker.tally.finished < sent - PORTION // 2:
+                while worker.counters.finished < sent - PORTION // 2:
                     threading.Event().wait(0.001)
-            while worker.tally.finished < mark:
+            while worker.counters.finished < mark:
                 threading.Event().wait(0.001)
             print(mark, resident_kib(), flush=True)
     finally:

@@ -118,13 +118,15 @@ class Bench:
             len(list(DESCRIPTORS.iterdir())),
             threading.active_count(),
             len(self.worker.timer),
-            self.worker.prefetch.window,
+            self.worker.deliveries.prefetch.window,
         )
 
     def settle(self, before: Left | None = None) -> Left:
         """Wait until nothing moves: no running task, and the same counts as `before`."""
-        tally = self.worker.tally
-        wait_until(lambda: not tally.reserved and not self.worker.busy, 20, "the last task's end")
+        deliveries = self.worker.deliveries
+        wait_until(
+            lambda: not deliveries.reserved and not self.worker.busy, 20, "the last task's end"
+        )
         self.inside.client.close()  # its links to the broker are not the worker's affair
         if before is None:
             return self.left()
@@ -222,7 +224,7 @@ def test_many_breaks_on_redis_lose_nothing_and_leave_nothing_over(
         client = server.client()
         bench.only_late_ones_open = lambda: client.hlen("unacked") == 1
         before = _warm_up(bench)
-        assert before.window == bench.worker.prefetch.base
+        assert before.window == bench.worker.deliveries.prefetch.base
         for number in range(BREAKS):
             how = freeze if number in (5, 37) else crash if number % 6 == 3 else cut
             bench.survive(number, how)
@@ -230,7 +232,7 @@ def test_many_breaks_on_redis_lose_nothing_and_leave_nothing_over(
         bench.assert_nothing_lost()
         twice = {token: runs for token, runs in bench.runs.items() if runs > 1}
         assert twice == {}, "on Redis nothing runs twice"
-        assert bench.worker.tally.connections_lost >= BREAKS - 2
+        assert bench.worker.counters.connections_lost >= BREAKS - 2
         # Acknowledgements go with the next request, or within 50 ms.
         wait_until(lambda: client.hlen("unacked") == 0, 5, "the last acknowledgements")
         assert client.llen("celery") == 0
@@ -262,7 +264,7 @@ def test_many_breaks_on_rabbitmq_lose_nothing_and_leave_nothing_over(
     try:
         bench.only_late_ones_open = lambda: server.unacknowledged("celery") == 1
         before = _warm_up(bench)
-        assert before.window == bench.worker.prefetch.base
+        assert before.window == bench.worker.deliveries.prefetch.base
         for number in range(BREAKS):
             how = freeze if number == 25 else restart if number in (4, 40) else cut
             bench.survive(number, how)
@@ -271,7 +273,7 @@ def test_many_breaks_on_rabbitmq_lose_nothing_and_leave_nothing_over(
         twice = {token for token, runs in bench.runs.items() if runs > 1}
         assert twice <= bench.late, "only what is acknowledged late may run again"
         assert max(bench.runs.values()) <= 2
-        assert bench.worker.tally.connections_lost >= BREAKS - 1
+        assert bench.worker.counters.connections_lost >= BREAKS - 1
         assert server.queue_length("celery") == 0
         assert bench.inside.stop() == 0
     finally:

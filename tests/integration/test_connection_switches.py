@@ -192,7 +192,7 @@ def test_a_worker_goes_to_the_next_broker_when_its_own_dies(
         second_redis.kill()
         other.send_task("note", ("second",))
         wait_until(lambda: ran == ["first", "second"], 20, "a task of the second broker")
-        assert inside.worker.tally.connections_lost == 1
+        assert inside.worker.counters.connections_lost == 1
         assert inside.stop() == 0
     finally:
         other.close()
@@ -238,22 +238,22 @@ def test_a_task_is_not_cancelled_for_a_connection_that_did_not_bring_it(redis_ur
     worker = inside.worker
 
     def lost_twice() -> None:
-        worker.salvage.deliveries_void()
+        worker.driver.connection_lost()
         worker.consumer.channel = None
-        worker.salvage.deliveries_void()
+        worker.driver.connection_lost()
         worker.consumer.failure = ConnectionError("gone")
 
     try:
         inside.send("gated")
         assert tasks.begun.wait(20)
-        wait_until(lambda: worker.tally.active, what="the task to be counted")
+        wait_until(lambda: worker.deliveries.active, what="the task to be counted")
         inside.call(lost_twice)
-        wait_until(lambda: worker.tally.connections_lost == 1, what="the loss")
+        wait_until(lambda: worker.counters.connections_lost == 1, what="the loss")
         inside.wait_until_ready()
         tasks.gate.set()
-        wait_until(lambda: not worker.tally.reserved, what="the end of the task")
+        wait_until(lambda: not worker.deliveries.reserved, what="the end of the task")
         assert tasks.ended.is_set()
-        assert worker.tally.received == 1, "it was delivered again"
+        assert worker.counters.received == 1, "it was delivered again"
     finally:
         tasks.gate.set()
         inside.close()

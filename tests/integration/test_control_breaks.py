@@ -147,9 +147,9 @@ def test_after_twenty_broken_connections_the_next_command_is_obeyed(
     box = pidbox_of(inside)
     if isinstance(box, OwnPidbox):
         assert box.reconnects >= BREAKS
-        assert inside.worker.tally.connections_lost == 0
+        assert inside.worker.counters.connections_lost == 0
     else:
-        assert inside.worker.tally.connections_lost >= BREAKS
+        assert inside.worker.counters.connections_lost >= BREAKS
     inside.send("note", 1)
     wait_until(lambda: obeyed == [1], 20, "a task")
     assert inside.stop() == 0
@@ -183,7 +183,7 @@ def test_after_two_hundred_failing_commands_the_next_is_obeyed(
     assert panel is not None
     assert panel.failed == FAILURES + FAILURES // 4
     assert pidbox_of(inside).resets >= 1
-    assert inside.worker.tally.connections_lost == 0
+    assert inside.worker.counters.connections_lost == 0
     inside.send("note", "a task")
     wait_until(lambda: obeyed[-1] == "a task", 20, "a task")
 
@@ -195,10 +195,10 @@ def test_a_busy_solo_worker_hears_again_while_its_task_runs(
     cut = cutter(kind)
     inside = start(cut.url, "solo")
     inside.send("hold")
-    wait_until(lambda: inside.worker.tally.active, what="the task")
+    wait_until(lambda: inside.worker.deliveries.active, what="the task")
     cut.cut(2)
     wait_until(lambda: ping(inside.client, 0.5), 20, "an answer")
-    assert inside.worker.tally.active
+    assert inside.worker.deliveries.active
     HOLD.set()
     assert inside.stop() == 0
 

@@ -93,7 +93,7 @@ def test_what_can_be_asked_is_answered_while_tasks_run_wait_and_are_held(
     assert tasks.holding.wait(20)
     if pool != "solo":  # whose loop takes the next message when the task has ended
         waiting, held = inside.send("note", 1), inside.send("note", countdown=3_600)
-        wait_until(lambda: len(inside.worker.tally.reserved) == 3, what="three tasks")
+        wait_until(lambda: len(inside.worker.deliveries.reserved) == 3, what="three tasks")
     inspect = inside.client.control.inspect(timeout=5, limit=1)
     (active,) = inspect.active()[NAME]
     assert active["id"] == running.id

@@ -128,7 +128,7 @@ def test_rubbish_on_the_control_exchange_harms_nobody(
             client.publish(f"/{broker_url.rsplit('/', 1)[1]}.celery.pidbox", word)
         client.close()
     assert tell(inside, "ping") == {"ok": "pong"}
-    assert inside.worker.tally.connections_lost == 0
+    assert inside.worker.counters.connections_lost == 0
     inside.send("note", "alive")
     wait_until(lambda: tasks.ran == ["alive"], what="a task")
     assert tell(inside, "unheard_of") == {"error": "KeyError('unheard_of')"}

@@ -102,7 +102,7 @@ def test_a_queue_that_the_broker_refuses_does_no_harm(
     wait_until(lambda: tasks.ran == [1], what="a task")
     inside.break_connection()
     assert [queue["name"] for queue in tell(inside, "active_queues")] == ["celery"]
-    assert inside.worker.tally.connections_lost == 1
+    assert inside.worker.counters.connections_lost == 1
 
 
 def test_limits_apply_at_once(
@@ -123,7 +123,9 @@ def test_limits_apply_at_once(
     }
     for number in range(20):
         inside.send("note", number)
-    wait_until(lambda: inside.worker.rates.parked_count == 19, what="tasks that are parked")
+    wait_until(
+        lambda: inside.worker.deliveries.limits.parked_count == 19, what="tasks that are parked"
+    )
     assert tasks.ran == [0]
     assert tell(inside, "rate_limit", task_name="note", rate_limit=0) == {
         "ok": "rate limit disabled successfully"
@@ -185,7 +187,7 @@ def test_a_worker_is_told_to_stop_and_ends_warm(
     assert inside.alive
     tasks.hold.set()
     assert inside.join() == 0
-    assert inside.worker.tally.finished == 1
+    assert inside.worker.counters.finished == 1
 
 
 def test_a_busy_solo_worker_says_that_it_will_obey_and_does(

@@ -209,7 +209,7 @@ def test_delays_are_kept_by_the_broker_and_run_on_time(
 ) -> None:
     second = queue("other")
     inside = make(amqp_url, queue(), second)
-    vhost, tally = vhost_of(amqp_url), inside.worker.tally
+    vhost, counters = vhost_of(amqp_url), inside.worker.counters
     began = time.time()
     due = {"countdown": began + 2, "eta": began + 3.4, "other": began + 2, "short": began + 0.7}
     eta = datetime.fromtimestamp(due["eta"], UTC)
@@ -218,9 +218,11 @@ def test_delays_are_kept_by_the_broker_and_run_on_time(
     inside.send("note", "other", countdown=2, queue="other")
     levels = [rabbitmq_server.queue_length(f"celery_delayed_{n}", vhost) for n in range(3)]
     assert levels == [0, 3, 0]
-    assert tally.received == 0
+    assert counters.received == 0
     inside.send("note", "short", countdown=0.7)
-    wait_until(lambda: inside.worker.prefetch.held == 1, what="the one that is too short")
+    wait_until(
+        lambda: inside.worker.deliveries.prefetch.held == 1, what="the one that is too short"
+    )
     # An hour is not for the worker to hold.
     inside.send("note", "never", eta=datetime.now(UTC) + timedelta(hours=1))
     wait_until(lambda: len(notes.ran) == 4, 20, "the tasks")
@@ -232,8 +234,8 @@ def test_delays_are_kept_by_the_broker_and_run_on_time(
             # Where it left the ladder: at 3 seconds, or at 2, also if sending took a while.
             assert info["exchange"] in {"celery_delayed_delivery", "celery_delayed_0"}
             assert re.fullmatch(r"([01]\.){28}(jobs|other)\.key", info["routing_key"])
-    assert tally.received == 4
-    assert inside.worker.prefetch.window == inside.worker.prefetch.base
+    assert counters.received == 4
+    assert inside.worker.deliveries.prefetch.window == inside.worker.deliveries.prefetch.base
 
 
 def test_a_task_that_is_retried_keeps_its_address_and_its_key_does_not_grow(
@@ -243,7 +245,7 @@ def test_a_task_that_is_retried_keeps_its_address_and_its_key_does_not_grow(
     sent = time.time()
     inside.send("again", [2, 0, 1.2, 2])
     held: list[int] = []
-    prefetch = inside.worker.prefetch
+    prefetch = inside.worker.deliveries.prefetch
     wait_until(lambda: held.append(prefetch.held) or len(notes.ran) == 5, 20, "all retries")
     assert notes.values() == [0, 1, 2, 3, 4]
     assert time.time() - sent >= 5.2
@@ -254,8 +256,8 @@ def test_a_task_that_is_retried_keeps_its_address_and_its_key_does_not_grow(
     keys = [info["routing_key"] for _, _, info in notes.ran]
     assert keys[0] == "jobs.key"
     assert all(re.fullmatch(r"([01]\.){28}jobs\.key", key) for key in keys[1:])
-    assert inside.worker.tally.received == 5
-    wait_until(lambda: not inside.worker.tally.reserved, what="nothing left over")
+    assert inside.worker.counters.received == 5
+    wait_until(lambda: not inside.worker.deliveries.reserved, what="nothing left over")
 
 
 def test_a_celery_clients_delay_arrives_at_our_worker(
@@ -310,7 +312,7 @@ def test_a_direct_exchange_can_not_delay_and_the_worker_says_so(
     inside.send(
         "note", "by name", countdown=1.2, exchange="plain-exchange", routing_key="plain.key"
     )
-    wait_until(lambda: inside.worker.prefetch.held == 2, 1, "both in the worker")
+    wait_until(lambda: inside.worker.deliveries.prefetch.held == 2, 1, "both in the worker")
     wait_until(lambda: len(notes.ran) == 2, what="the tasks")
     assert all(0 <= when - due < 1 for _, when, _ in notes.ran)
 
@@ -353,7 +355,7 @@ def test_a_worker_that_can_not_set_delays_up_is_not_ready_and_says_why(
     rabbitmq_server.delete_queue("celery_delayed_27", vhost)
     inside.wait_until_ready()
     wait_until(lambda: notes.values() == ["waits"], what="the task")
-    assert worker.tally.connections_lost == 0
+    assert worker.counters.connections_lost == 0
     assert inside.stop() == 0
 
 
@@ -393,7 +395,7 @@ def test_nothing_is_declared_where_no_queue_is_a_quorum_queue(
     plain = Queue("plain", Exchange("plain-exchange", type="topic"), routing_key="plain.key")
     inside = make(amqp_url, plain)
     inside.send("note", "held", countdown=1.2)
-    wait_until(lambda: inside.worker.prefetch.held == 1, 1, "it in the worker")
+    wait_until(lambda: inside.worker.deliveries.prefetch.held == 1, 1, "it in the worker")
     wait_until(lambda: notes.values() == ["held"], what="the task")
     names = rabbitmq_server.queue_names(vhost_of(amqp_url))
     own = ("celeryev.", "inside@test.celery.pidbox")  # of gossip and remote control

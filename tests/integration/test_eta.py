@@ -74,28 +74,28 @@ def run_them(inside: Inside, noted: Noted) -> float:
     """Send, wait, and look at what is left over; the lateness that 99 of 100 did not exceed."""
     worker, client = inside.worker, inside.client
     noted.ran.clear()
-    received = worker.tally.received
+    received = worker.counters.received
     timers = inside.call(lambda: len(worker.timer))
     first = datetime.now(UTC) + timedelta(seconds=LEAD_S)
     etas = [first + timedelta(seconds=SPREAD_S * n / COUNT) for n in range(COUNT)]
     for start in range(0, COUNT, 1000):
         batch = range(start, start + 1000)
         client.send_many([client.signature("note", (n,), eta=etas[n]) for n in batch])
-    wait_until(lambda: worker.tally.received - received == COUNT, LEAD_S, "the messages")
+    wait_until(lambda: worker.counters.received - received == COUNT, LEAD_S, "the messages")
     assert datetime.now(UTC) < first, "sending took too long for this measurement"
-    wait_until(lambda: not worker.prefetch.is_due, what="the broker to be told")
-    assert worker.prefetch.window == worker.prefetch.base + COUNT
+    wait_until(lambda: not worker.deliveries.prefetch.is_due, what="the broker to be told")
+    assert worker.deliveries.prefetch.window == worker.deliveries.prefetch.base + COUNT
     assert noted.ran == []
     wait_until(lambda: len(noted.ran) >= COUNT, LEAD_S + SPREAD_S + 10, "the tasks")
-    wait_until(lambda: not worker.tally.reserved, what="their acknowledgements")
+    wait_until(lambda: not worker.deliveries.reserved, what="their acknowledgements")
     assert Counter(n for n, _ in noted.ran) == Counter(range(COUNT))
     late_s = [when - etas[n].timestamp() for n, when in noted.ran]
     assert min(late_s) >= 0
     # Nothing is left over that would add up.
-    assert worker.tally.active == {}
-    assert worker.prefetch.held == 0
-    wait_until(lambda: not worker.prefetch.is_due, what="the broker to be told")
-    assert worker.prefetch.window == worker.prefetch.base
+    assert worker.deliveries.active == {}
+    assert worker.deliveries.prefetch.held == 0
+    wait_until(lambda: not worker.deliveries.prefetch.is_due, what="the broker to be told")
+    assert worker.deliveries.prefetch.window == worker.deliveries.prefetch.base
     # The transport sends acknowledgements within a moment, by a timer.
     wait_until(lambda: inside.call(lambda: len(worker.timer)) <= timers, what="the timers")
     assert inside.call(lambda: len(worker.consumer.channel.qos._delivered)) == 0
@@ -105,14 +105,14 @@ def run_them(inside: Inside, noted: Noted) -> float:
 
 def test_a_held_task_is_given_back_by_a_stopping_worker(inside: Inside, noted: Noted) -> None:
     inside.send("note", 1, countdown=3600)
-    wait_until(lambda: inside.worker.prefetch.held == 1, what="the held task")
+    wait_until(lambda: inside.worker.deliveries.prefetch.held == 1, what="the held task")
     assert inside.stop() == 0
     assert len(inside.worker.timer) == 0
-    assert inside.worker.tally.reserved == {}
+    assert inside.worker.deliveries.reserved == {}
     assert noted.ran == []
 
 
 def test_an_eta_that_has_passed_runs_at_once(inside: Inside, noted: Noted) -> None:
     inside.send("note", 1, eta=datetime.now(UTC) - timedelta(days=1))
     wait_until(lambda: noted.ran, what="the task")
-    assert inside.worker.prefetch.window == inside.worker.prefetch.base
+    assert inside.worker.deliveries.prefetch.window == inside.worker.deliveries.prefetch.base

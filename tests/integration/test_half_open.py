@@ -21,8 +21,8 @@ from tests.proxy import Proxy
 from tests.servers import RedisServer, wait_until
 from umbel import Umbel
 from umbel.broker.probes import Probe
+from umbel.worker.counters import Counters
 from umbel.worker.errors import ConnectionFailed
-from umbel.worker.tally import Tally
 from umbel.worker.watchdog import LOOKS, questioning
 
 HEARTBEAT_S = 2.0
@@ -119,7 +119,7 @@ def test_a_half_open_connection_is_found_within_twice_the_heartbeat(
     make: Make, losses: Losses, to_server: bool, sync: bool
 ) -> None:
     bench = make(sync=sync, concurrency=4)
-    worker, tally = bench.worker, bench.worker.tally
+    worker, counters = bench.worker, bench.worker.counters
     flying = bench.send("late", "flying")
     assert bench.begun.wait(10)
     assert bench.send("note", "before").get(timeout=30) == "before"
@@ -137,9 +137,9 @@ def test_a_half_open_connection_is_found_within_twice_the_heartbeat(
     assert flying.get(timeout=REDELIVERED_S) == "flying"
     after = [bench.send("note", f"after-{n}") for n in range(5)]
     assert [r.get(timeout=REDELIVERED_S) for r in after] == [f"after-{n}" for n in range(5)]
-    assert tally.connections_lost == len(losses.at) == 1, "the new connection lasts"
-    wait_until(lambda: not tally.reserved, REDELIVERED_S, "everything to be settled")
-    assert worker.prefetch.window == worker.prefetch.base
+    assert counters.connections_lost == len(losses.at) == 1, "the new connection lasts"
+    wait_until(lambda: not worker.deliveries.reserved, REDELIVERED_S, "everything to be settled")
+    assert worker.deliveries.prefetch.window == worker.deliveries.prefetch.base
 
 
 @DIRECTIONS
@@ -161,9 +161,9 @@ def test_the_acknowledgement_of_a_task_that_ends_meanwhile_does_not_stop_the_wor
     bench.proxy.swallow(to_server=to_server)
     bench.gate.set()
     assert flying.get(timeout=REDELIVERED_S) == "flying"
-    wait_until(lambda: bench.worker.tally.connections_lost, 4 * HEARTBEAT_S, "the loss")
+    wait_until(lambda: bench.worker.counters.connections_lost, 4 * HEARTBEAT_S, "the loss")
     assert bench.send("note", "after").get(timeout=REDELIVERED_S) == "after"
-    assert bench.worker.tally.connections_lost == 1
+    assert bench.worker.counters.connections_lost == 1
 
 
 @DIRECTIONS
@@ -182,10 +182,10 @@ def test_a_message_that_could_not_be_settled_is_settled_on_the_next_connection(
         assert flying.get(timeout=30) == "flying"
         assert bench.send("note", "after").get(timeout=30) == "after"
         wait_until(lambda: notes.hlen("unacked") == 0, what="every message to be settled")
-        wait_until(lambda: bench.worker.tally.finished >= 2, what="both to be counted")
-        assert bench.worker.tally.connections_lost == 1
-        wait_until(lambda: bench.worker.tally.finished >= 2, what="the end of both")
-        assert bench.worker.tally.finished == 2, "each has run once"
+        wait_until(lambda: bench.worker.counters.finished >= 2, what="both to be counted")
+        assert bench.worker.counters.connections_lost == 1
+        wait_until(lambda: bench.worker.counters.finished >= 2, what="the end of both")
+        assert bench.worker.counters.finished == 2, "each has run once"
     finally:
         bench.close()
 
@@ -195,7 +195,7 @@ def test_a_broker_that_said_it_listens_to_nobody_is_not_taken_for_dead() -> None
     established = SimpleNamespace(on_blocked=None, on_unblocked=None)
     asked: list[Any] = []
     channel = SimpleNamespace(_callbacks={}, send_method=lambda *call: asked.append(call))
-    consumer: Any = SimpleNamespace(worker=SimpleNamespace(tally=Tally()))
+    consumer: Any = SimpleNamespace(worker=SimpleNamespace(counters=Counters()))
     look = questioning(consumer, Probe(established, channel))
     look()
     established.on_blocked("short of memory")
@@ -210,4 +210,4 @@ def test_a_broker_that_said_it_listens_to_nobody_is_not_taken_for_dead() -> None
         look()
     with pytest.raises(ConnectionFailed, match="does not answer"):
         look()
-    assert consumer.worker.tally.rebuilt_by_watchdog == 1
+    assert consumer.worker.counters.rebuilt_by_watchdog == 1

@@ -67,7 +67,7 @@ def test_tasks_run_and_the_worker_ends(bench: Bench) -> None:
         inside.send("note", number)
     wait_until(lambda: len(bench.ran) == 50, 20, "fifty tasks")
     assert sorted(value for value, _ in bench.ran) == list(range(50))
-    wait_until(lambda: not inside.worker.tally.reserved, what="nothing left over")
+    wait_until(lambda: not inside.worker.deliveries.reserved, what="nothing left over")
     assert inside.stop() == 0
 
 
@@ -80,7 +80,7 @@ def test_a_task_with_an_eta_runs_when_it_is_due(bench: Bench) -> None:
     late_s = [when - due.timestamp() for _, when in bench.ran]
     assert min(late_s) >= 0
     assert statistics.median(late_s) < 0.25
-    wait_until(lambda: inside.call(lambda: inside.worker.prefetch.held) == 0)
+    wait_until(lambda: inside.call(lambda: inside.worker.deliveries.prefetch.held) == 0)
 
 
 def test_what_a_pool_thread_reports_wakes_an_idle_loop(bench: Bench) -> None:
@@ -102,7 +102,7 @@ def test_what_a_pool_thread_reports_wakes_an_idle_loop(bench: Bench) -> None:
     for number in range(1, 8):
         bench.gate.clear()
         inside.send("late")
-        wait_until(lambda: inside.worker.tally.active, what="the task to begin")
+        wait_until(lambda: inside.worker.deliveries.active, what="the task to begin")
         bench.gate.set()
         acks.wait(number)
     gaps_s = [ack - end for ack, end in zip(acks.all, bench.ends.all, strict=True)]
@@ -125,7 +125,7 @@ def test_acks_are_out_before_a_full_worker_waits_for_an_end(amqp_url: str) -> No
         inside.start()
         for _ in range(2):
             inside.send("early")
-        wait_until(lambda: len(inside.worker.tally.active) == 2, what="both to begin")
+        wait_until(lambda: len(inside.worker.deliveries.active) == 2, what="both to begin")
         wait_until(lambda: len(unsent) > 3, what="a few waits")
         assert set(unsent) == {0}
     finally:
@@ -182,7 +182,7 @@ def test_a_timer_and_a_posted_call_that_fail_do_not_stop_the_loop(bench: Bench) 
     wait_until(lambda: seen == ["failed", "failed", "next"], what="the next timer")
     inside.send("note", 1)
     wait_until(lambda: bench.ran, what="a task")
-    assert inside.worker.tally.connections_lost == 0
+    assert inside.worker.counters.connections_lost == 0
 
 
 def test_many_held_tasks_cost_few_changes_of_the_window(bench: Bench) -> None:
@@ -203,7 +203,7 @@ def test_many_held_tasks_cost_few_changes_of_the_window(bench: Bench) -> None:
     inside.call(watch)
     message = inside.client.signature("note", (0,), countdown=3600)
     inside.client.send_many([message.clone() for _ in range(count)])
-    prefetch = inside.worker.prefetch
+    prefetch = inside.worker.deliveries.prefetch
     wait_until(lambda: prefetch.held == count and not prefetch.is_due, 20, "the held tasks")
     assert sent[-1] == prefetch.base + count
     # The broker sends no more than the window allows: that many rounds are needed, and a few.
@@ -218,8 +218,8 @@ def test_a_saturated_loop_handles_what_is_posted_within_a_fifth_of_a_second(
     message = inside.client.signature("noop")
     inside.client.send_many([message.clone() for _ in range(3000)])
     inside.start()
-    tally, waits_s = inside.worker.tally, []
-    while tally.finished < 2900 and len(waits_s) < 500:
+    counters, waits_s = inside.worker.counters, []
+    while counters.finished < 2900 and len(waits_s) < 500:
         began = time.monotonic()
         inside.call(lambda: None)
         waits_s.append(time.monotonic() - began)

@@ -162,7 +162,7 @@ def test_the_lease_is_renewed_while_the_only_thread_of_work_is_busy(
     inside = start_inside(redis_url, pool="solo")
     token = client.get(KEY)
     inside.send("hold")
-    wait_until(lambda: inside.worker.tally.active, what="the task")
+    wait_until(lambda: inside.worker.deliveries.active, what="the task")
     began = time.monotonic()
     left_s = []
     wait_until(
@@ -280,7 +280,7 @@ def test_a_queue_of_a_connection_that_does_not_answer_only_delays_commands(
         inside.send("note")
         assert NOTED.wait(20)
     wait_until(lambda: pings(inside, 0.3), what="an answer")
-    assert inside.worker.tally.connections_lost == 0
+    assert inside.worker.counters.connections_lost == 0
 
 
 def test_our_own_former_connection_is_no_other_worker(
@@ -303,7 +303,7 @@ def test_our_own_former_connection_is_no_other_worker(
     assert not pings(inside, 0.1)
     ghosts[0].close()
     wait_until(lambda: pings(inside, 0.3), what="an answer")
-    assert inside.worker.tally.connections_lost == 1
+    assert inside.worker.counters.connections_lost == 1
     assert inside.stop() == 0
 
 

@@ -93,14 +93,14 @@ def test_five_hundred_parked_tasks_do_not_delay_another_type(
     other, others = make(second_url)
     inside, notes = make(broker_url)
     send_slow(inside, 501)
-    wait_until(lambda: inside.worker.rates.parked_count == 500, 20, "the parked tasks")
+    wait_until(lambda: inside.worker.deliveries.limits.parked_count == 500, 20, "the parked tasks")
     undelayed_s, delayed_s = [], []
     for n in range(100):
         undelayed_s.append(probe(other, others, n))
         delayed_s.append(probe(inside, notes, n))
     assert max(delayed_s) - max(undelayed_s) < 0.1
     assert notes.slow == [0]
-    assert inside.worker.prefetch.window == inside.worker.prefetch.base + 500
+    assert inside.worker.deliveries.prefetch.window == inside.worker.deliveries.prefetch.base + 500
 
 
 def probe(inside: Inside, notes: Notes, n: Any) -> float:
@@ -116,12 +116,12 @@ def test_another_type_behind_limited_ones_is_reached(broker_url: str, make: Make
     slow, quick = inside.client.signature("slow", (0,)), inside.client.signature("quick", ("q",))
     inside.client.send_many([*(slow.clone() for _ in range(300)), quick])
     wait_until(lambda: "q" in notes.quick, 10, "the last of the queue")
-    assert inside.worker.rates.parked_count == 299
+    assert inside.worker.deliveries.limits.parked_count == 299
 
 
 def test_a_new_limit_applies_at_once_to_what_is_parked(broker_url: str, make: Make) -> None:
     inside, notes = make(broker_url)
-    rates = inside.worker.rates
+    rates = inside.worker.deliveries.limits
     send_slow(inside, 41)
     wait_until(lambda: rates.parked_count == 40, what="the parked tasks")
     inside.call(lambda: rates.set("slow", "100/s"))
@@ -133,26 +133,26 @@ def test_a_new_limit_applies_at_once_to_what_is_parked(broker_url: str, make: Ma
     wait_until(lambda: rates.parked_count == 9, what="parked again")
     inside.call(lambda: rates.set("slow", 0))
     wait_until(lambda: len(notes.slow) == 51, 2, "all of them without a limit")
-    wait_until(lambda: not inside.worker.tally.reserved, what="nothing left over")
-    assert inside.worker.prefetch.window == inside.worker.prefetch.base
+    wait_until(lambda: not inside.worker.deliveries.reserved, what="nothing left over")
+    assert inside.worker.deliveries.prefetch.window == inside.worker.deliveries.prefetch.base
 
 
 def test_tasks_beyond_the_bound_go_back_and_none_is_lost(broker_url: str, make: Make) -> None:
     inside, notes = make(broker_url, worker_parked_task_limit=5)
-    rates = inside.worker.rates
+    rates = inside.worker.deliveries.limits
     send_slow(inside, 60)
     wait_until(lambda: rates.given_back > 60, 20, "tasks that went back")
     assert rates.parked_count == 5
     for n in range(5):
         inside.send("quick", n)
     wait_until(lambda: len(notes.quick) == 5, 10, "the other type")
-    held = [inside.worker.prefetch.held for _ in range(20)]
+    held = [inside.worker.deliveries.prefetch.held for _ in range(20)]
     assert max(held) <= 60
     inside.call(lambda: rates.set("slow", None))
     wait_until(lambda: len(notes.slow) >= 60, 20, "all of them")
-    wait_until(lambda: not inside.worker.tally.reserved, what="nothing left over")
+    wait_until(lambda: not inside.worker.deliveries.reserved, what="nothing left over")
     assert Counter(notes.slow) == Counter(range(60))
-    assert inside.worker.prefetch.window == inside.worker.prefetch.base
+    assert inside.worker.deliveries.prefetch.window == inside.worker.deliveries.prefetch.base
 
 
 def test_another_type_behind_three_thousand_is_reached_when_each_was_looked_at_once(
@@ -160,14 +160,14 @@ def test_another_type_behind_three_thousand_is_reached_when_each_was_looked_at_o
 ) -> None:
     inside, notes = make(broker_url, begin=False)
     received: list[int] = []
-    notes.at_quick = lambda: received.append(inside.worker.tally.received)
+    notes.at_quick = lambda: received.append(inside.worker.counters.received)
     send_slow(inside, 3000)
     inside.send("quick", "q")
     inside.start()
     wait_until(lambda: "q" in notes.quick, 60, "the last of the queue")
-    window = inside.worker.prefetch.base
+    window = inside.worker.deliveries.prefetch.base
     assert received[0] <= 3001 + 10 * window  # by then: it goes round again while this looks
-    assert inside.worker.rates.parked_count == 1000
+    assert inside.worker.deliveries.limits.parked_count == 1000
 
 
 def wait_for_rest(inside: Inside) -> None:
@@ -175,8 +175,8 @@ def wait_for_rest(inside: Inside) -> None:
     worker = inside.worker
 
     def is_resting() -> bool:
-        surplus, returns = worker.rates.surplus, worker.consumer.returns
-        if not surplus.is_resting or returns.pending or not worker.tally.reserved:
+        surplus, returns = worker.deliveries.limits.surplus, worker.consumer.returns
+        if not surplus.is_resting or returns.pending or not worker.deliveries.reserved:
             return False
         (one,) = surplus.rounds.values()
         return one.length == worker.consumer.length_of("celery") and not one.for_news
@@ -188,7 +188,7 @@ def test_going_round_when_nothing_else_is_there_costs_little(
     broker_url: str, make: Make, broker_process: psutil.Process
 ) -> None:
     inside, _ = make(broker_url, worker_parked_task_limit=30)
-    consumer, rates = inside.worker.consumer, inside.worker.rates
+    consumer, rates = inside.worker.consumer, inside.worker.deliveries.limits
     rests = SimpleQueue[tuple[float, int]]()
     rest = consumer.rest
 
@@ -206,7 +206,9 @@ def test_going_round_when_nothing_else_is_there_costs_little(
     spent_s = time.process_time(), cpu_s(broker_process)
     for _ in range(ROUNDS):
         ended, given_back = rests.get(timeout=60)
-    on_their_way = inside.worker.prefetch.base  # when the first rest began: counted later
+    on_their_way = (
+        inside.worker.deliveries.prefetch.base
+    )  # when the first rest began: counted later
     assert given_back - given_back_before >= ROUNDS * 69 - on_their_way
     worker_share = (time.process_time() - spent_s[0]) / (ended - began)
     broker_share = (cpu_s(broker_process) - spent_s[1]) / (ended - began)
@@ -242,16 +244,16 @@ def test_another_queue_does_not_rest_with_it(broker_url: str, make: Make) -> Non
     inside, notes = make(broker_url, worker_parked_task_limit=100, **queues)
     send_slow(inside, 1000)
     wait_for_rest(inside)
-    received = inside.worker.tally.received
+    received = inside.worker.counters.received
     for n in range(20):
         inside.send("quick", n, queue="other")
         wait_until(lambda n=n: n in notes.quick, 5, "the other queue")
-    assert inside.worker.tally.received == received + 20, "the queue did not rest"
+    assert inside.worker.counters.received == received + 20, "the queue did not rest"
 
 
 def test_rests_do_not_keep_a_fast_limit_from_being_used(broker_url: str, make: Make) -> None:
     inside, notes = make(broker_url, worker_parked_task_limit=20)
-    inside.call(lambda: inside.worker.rates.set("slow", "200/s"))
+    inside.call(lambda: inside.worker.driver.set_rate_limit("slow", "200/s"))
     send_slow(inside, 600)
     began = time.monotonic()
     wait_until(lambda: len(notes.slow) == 600, 30, "all of them")
@@ -263,7 +265,7 @@ def test_the_delivery_limit_of_a_quorum_queue_is_not_used_up(amqp_url: str, make
     arguments = {"x-queue-type": "quorum", "x-delivery-limit": 2}
     queue = Queue("celery", queue_arguments=arguments)
     inside, notes = make(amqp_url, worker_parked_task_limit=2, task_queues=[queue])
-    rates = inside.worker.rates
+    rates = inside.worker.deliveries.limits
     send_slow(inside, 40)
     wait_until(lambda: rates.given_back > 40 * 5, 60, "everything to go back some times")
     inside.call(lambda: rates.set("slow", None))
@@ -275,7 +277,7 @@ def test_nothing_is_lost_when_the_connection_breaks_while_tasks_go_back(
     broker_url: str, make: Make
 ) -> None:
     inside, notes = make(broker_url, worker_parked_task_limit=50)
-    rates = inside.worker.rates
+    rates = inside.worker.deliveries.limits
     send_slow(inside, 1000)
     for _ in range(5):
         before = rates.given_back
@@ -292,11 +294,11 @@ def test_a_worker_that_stops_while_tasks_go_back_leaves_each_of_them_once(
 ) -> None:
     inside, notes = make(broker_url, worker_parked_task_limit=50)
     send_slow(inside, 1000)
-    wait_until(lambda: inside.worker.rates.given_back > 200, 30, "tasks that go back")
+    wait_until(lambda: inside.worker.deliveries.limits.given_back > 200, 30, "tasks that go back")
     assert inside.stop() == 0
     wait_until(lambda: length_of(broker_url) == 999, what="all but the first in the queue")
     second, seen = make(broker_url)
-    second.call(lambda: second.worker.rates.set("slow", None))
+    second.call(lambda: second.worker.driver.set_rate_limit("slow", None))
     wait_until(lambda: len(seen.slow) >= 999, 30, "all of them")
     assert Counter(notes.slow + seen.slow) == Counter(range(1000))
 
@@ -306,7 +308,7 @@ def test_a_stopping_worker_gives_parked_tasks_back(
 ) -> None:
     inside, notes = make(broker_url)
     send_slow(inside, 51)
-    wait_until(lambda: inside.worker.rates.parked_count == 50, what="the parked tasks")
+    wait_until(lambda: inside.worker.deliveries.limits.parked_count == 50, what="the parked tasks")
     wait_until(lambda: notes.slow == [0], what="the first one")
     assert inside.stop() == 0
     wait_until(lambda: length_of(broker_url) == 50, what="fifty in the queue")

@@ -164,7 +164,7 @@ def test_a_queue_that_cannot_be_declared_now_does_not_stop_the_others(
             inside.send("note", 1, queue="celery")
             wait_until(lambda: noted.ran == [1], what="the task")
             assert list(inside.worker.refused_queues) == ["odd"]
-            assert inside.worker.tally.connections_lost == 0
+            assert inside.worker.counters.connections_lost == 0
         finally:
             inside.close()
 
@@ -176,7 +176,7 @@ def test_a_worker_waits_for_its_only_queue_while_another_connection_has_it(
     settings: dict[str, Any] = {"broker_url": amqp_url, "result_backend": "disabled://"}
     with trouble("locked", rabbitmq_server, amqp_url.rsplit("/", 1)[1]) as odd:
         inside = Inside({**settings, "task_queues": [odd]}, noted).start(wait=False)
-        wait_until(lambda: inside.worker.tally.connections_lost > 2, what="tries")
+        wait_until(lambda: inside.worker.counters.connections_lost > 2, what="tries")
     try:
         inside.wait_until_ready()
         inside.send("note", 1, queue="odd")
@@ -220,14 +220,14 @@ def test_a_queue_that_cannot_be_consumed_now_does_not_stop_the_others(
         try:
             inside.send("note", 1, queue="celery")
             wait_until(lambda: noted.ran == [1], what="the task")
-            consumption, tally = inside.worker.consumption, inside.worker.tally
+            consumption, counters = inside.worker.consumption, inside.worker.counters
             assert list(consumption.refused_queues) == ["odd"]
-            lost = tally.connections_lost
+            lost = counters.connections_lost
             inside.call(consumption._ask_again)
             assert list(consumption.refused_queues) == ["odd"]
             inside.break_connection()
             assert list(consumption.refused_queues) == ["odd"]
-            assert tally.connections_lost == lost + 1  # the one that was broken here
+            assert counters.connections_lost == lost + 1  # the one that was broken here
         except BaseException:
             inside.close()
             raise
@@ -239,7 +239,7 @@ def test_a_queue_that_cannot_be_consumed_now_does_not_stop_the_others(
         assert consumption.refused_queues == {}
         wait_until(lambda: len(noted.ran) >= 4, what="the tasks")
         assert sorted(noted.ran[1:]) == [0, 1, 2]
-        assert tally.connections_lost == lost + 1
+        assert counters.connections_lost == lost + 1
     finally:
         inside.close()
 
@@ -258,7 +258,7 @@ def test_a_worker_waits_while_others_consume_all_of_its_queues_exclusively(
             channel.queue_declare(name, durable=True, auto_delete=False)
             channel.basic_consume(name, exclusive=True)
         inside = Inside(settings, noted).start(wait=False)
-        wait_until(lambda: inside.worker.tally.connections_lost > 4, what="tries")
+        wait_until(lambda: inside.worker.counters.connections_lost > 4, what="tries")
     try:
         inside.wait_until_ready()
         inside.call(inside.worker.consumption._ask_again)
@@ -302,7 +302,7 @@ def test_adding_or_resuming_a_queue_that_cannot_be_consumed_keeps_the_connection
         inside.call(consumption._ask_again)
         inside.send("note", 1, queue="odd")
         wait_until(lambda: noted.ran == [1], what="the task")
-        assert inside.worker.tally.connections_lost == 0
+        assert inside.worker.counters.connections_lost == 0
     finally:
         inside.close()
 
@@ -364,7 +364,7 @@ def test_a_worker_that_may_ask_again_goes_on_when_the_broker_was_changed(
     settings = {"broker_url": url, "result_backend": "disabled://"}
     inside = Inside({**settings, "broker_channel_error_retry": True}, noted).start(wait=False)
     try:
-        wait_until(lambda: inside.worker.tally.connections_lost > 2, what="tries")
+        wait_until(lambda: inside.worker.counters.connections_lost > 2, what="tries")
         redis_server.client().execute_command("ACL", "SETUSER", "low", "+@all")
         inside.wait_until_ready()
         inside.send("note", 1)
@@ -414,7 +414,7 @@ def test_a_refused_queue_is_consumed_once_the_broker_lets_it(
         assert inside.worker.is_ready()
         inside.send("note", "at last", queue="odd")
         wait_until(lambda: noted.ran == ["at last"], what="the task")
-        assert inside.worker.tally.connections_lost == 1  # the one that was broken above
+        assert inside.worker.counters.connections_lost == 1  # the one that was broken above
     finally:
         inside.close()
 

@@ -20,7 +20,7 @@ from tests.sites import APP, Site
 from tests.workers import WorkerProcess
 from umbel.app.results import AsyncResult
 from umbel.exceptions import TaskRevokedError
-from umbel.worker.request import Request
+from umbel.worker.delivery_driver import TaskDelivery
 
 # Nobody tells a worker what it has missed, and on Redis a dead one's messages come back soon.
 ALONE = ("--without-mingle", "--without-gossip")
@@ -163,7 +163,7 @@ def test_what_another_node_tells_to_be_revoked_is_settled(site: Site, tmp_path: 
 
 def held_in(inside: Inside, count: int) -> None:
     # Without a revocation they would be looked at after a minute.
-    wait_until(lambda: inside.worker.prefetch.held == count, 40, f"{count} held tasks")
+    wait_until(lambda: inside.worker.deliveries.prefetch.held == count, 40, f"{count} held tasks")
 
 
 @pytest.mark.parametrize("kind", ["redis", "amqp"])
@@ -173,7 +173,7 @@ def test_thousands_of_held_tasks_are_revoked_together_and_one_by_one(
     url = request.getfixturevalue(f"{kind}_url")
     inside = commanded(url, redis_url)
     client = inside.client
-    window = inside.worker.prefetch.window
+    window = inside.worker.deliveries.prefetch.window
     count, single = 3_000, 100
     sent = client.send_many(client.signature("note", (n,), countdown=600) for n in range(count))
     ids = [result.id for result in sent]
@@ -184,14 +184,14 @@ def test_thousands_of_held_tasks_are_revoked_together_and_one_by_one(
     held_in(inside, 0)
     wait_until(lambda: not inside.worker.busy, 60, "their results")
     worker = inside.worker
-    assert worker.prefetch.window == window
-    assert not worker.tally.reserved
-    assert not worker.tally._by_task_id
+    assert worker.deliveries.prefetch.window == window
+    assert not worker.deliveries.reserved
+    assert not worker.deliveries._by_task_id
     states = client.backend.get_many(ids)
     assert {meta["status"] for meta in states.values()} == {"REVOKED"}
     # Cancelled timers stay in the schedule for a while, and hold nothing.
     gc.collect()
-    assert sum(1 for one in gc.get_objects() if isinstance(one, Request)) < 10
+    assert sum(1 for one in gc.get_objects() if isinstance(one, TaskDelivery)) < 10
     assert client.send_task("note", ("after",)).get(timeout=20) is None
     assert tasks.ran == ["after"]
     assert inside.stop() == 0
@@ -255,5 +255,7 @@ def test_what_waits_in_a_delay_queue_of_the_broker_is_not_started_by_a_later_wor
     second = start_delayed()
     assert kept.get(timeout=30) is None
     again = second.client.AsyncResult(revoked.id)
-    wait_until(lambda: second.worker.tally.received == 2 and not second.worker.tally.reserved)
+    wait_until(
+        lambda: second.worker.counters.received == 2 and not second.worker.deliveries.reserved
+    )
     assert (tasks.ran, again.state) == (["kept"], "REVOKED")

@@ -96,8 +96,8 @@ def test_a_message_whose_properties_can_not_be_read_is_refused(
         place.inside.client.send_task("early", (1,))
         wait_until(lambda: place.ran == [1], LONG_S, "the other task to run")
         wait_until(place.is_settled, LONG_S, "both messages to be settled")
-        tally = place.inside.worker.tally
-        assert sum(tally.refused.values()) == 1
-        assert tally.connections_lost == 0
+        counters = place.inside.worker.counters
+        assert sum(counters.refused.values()) == 1
+        assert counters.connections_lost == 0
     finally:
         place.inside.close()

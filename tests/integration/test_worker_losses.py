@@ -16,7 +16,7 @@ from tests.sites import Site
 from tests.sizes import size
 from tests.workers import WorkerProcess
 from umbel.exceptions import WorkerLostError
-from umbel.worker.request import LOSSES_MAX
+from umbel.worker.delivery.machine import LOSSES_MAX
 
 # Messages of a worker that was killed come back after a second, instead of an hour.
 SOON_BACK = {

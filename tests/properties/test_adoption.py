@@ -18,11 +18,11 @@ from msgspec import structs
 
 from tests.sizes import size
 from umbel.wire.tasks import TaskHeader
+from umbel.worker.counters import Tally
+from umbel.worker.delivery.prefetch import Prefetch
+from umbel.worker.delivery.redelivery import Key, Salvage
 from umbel.worker.orders import Order
-from umbel.worker.prefetch import Prefetch
 from umbel.worker.request import Request
-from umbel.worker.salvage import Key, Salvage
-from umbel.worker.tally import Tally
 
 
 class Lost(Exception):
@@ -251,7 +251,7 @@ def test_every_task_runs_once_however_often_the_connection_is_lost(
         assert at_least or worker.runs[key] == count, key
     assert not worker.consumer.channel.unacknowledged
     assert len(dead) == len(set(dead)), "nothing is dead-lettered twice"
-    assert (worker.prefetch.debtors, worker.prefetch.adopted) == (0, 0)
-    assert worker.prefetch.window == worker.prefetch.base
+    assert (worker.deliveries.prefetch.debtors, worker.deliveries.prefetch.adopted) == (0, 0)
+    assert worker.deliveries.prefetch.window == worker.deliveries.prefetch.base
     assert not worker.salvage.adopted
     assert not worker.salvage._running

@@ -46,8 +46,9 @@ class Autoscaler:
     @property
     def wanted(self) -> int:
         """How many tasks could run now."""
-        held = self._worker.prefetch.held + self._worker.prefetch.parked
-        return max(0, len(self._worker.tally.reserved) - held)
+        deliveries = self._worker.deliveries
+        held = deliveries.prefetch.held + deliveries.prefetch.parked
+        return max(0, len(deliveries.reserved) - held)
 
     def look(self) -> None:
         """Grow if there is more to do than slots, shrink if slots are idle for long."""

@@ -62,7 +62,7 @@ class Consumer:
         )
         self.returns = Returns(self)
         self.leaving = Leaving(self)
-        self.limits_consumers = False  # not the channel, see `worker.prefetch`
+        self.limits_consumers = False  # not the channel, see `worker.deliveries.prefetch`
         self.credit_reported = False
         self.origins = Origins()
         self.failure: BaseException | None = None
@@ -76,7 +76,7 @@ class Consumer:
     def run(self) -> None:
         """Consume until the worker is asked to stop."""
         worker = self.worker
-        worker.salvage.keep_timers()
+        worker.driver.keep_timers()
         while not worker.stop_wanted.is_set():
             self.failure, self.lost = None, False
             began = time.monotonic()
@@ -108,9 +108,9 @@ class Consumer:
                 step.terminate(self) if self.worker.cold else step.stop(self)
 
     def _on_lost(self, exc: BaseException) -> None:
-        self.worker.tally.connections_lost += 1
-        self.worker.salvage.deliveries_void()
-        self.returns.void(exc)
+        self.worker.counters.connections_lost += 1
+        self.worker.driver.connection_lost()
+        self.returns.connection_lost()
         fatal_if_no_files(exc)
         cause = refused_consumer(exc)
         if cause is not None and not cause.login:

@@ -12,7 +12,7 @@ default. All consumed queues share a channel: the smallest limit counts.
 |                                     | `RETURN_AT` of the limit, and comes again               |
 | runs, acknowledged early            | is acknowledged already                                 |
 | runs, acknowledged late             | nothing helps: the channel is closed. The task goes on, |
-|                                     | and adopts the delivery that follows (`salvage`)        |
+|                                     | and adopts the delivery that follows (`delivery`)        |
 
 The age of a delivery is not measured: delivery tags count up, so it is enough to note the highest
 one at regular times.
@@ -102,7 +102,7 @@ class ConsumerTimeout:
             limit_s = self._named_s = int(found["ms"]) / 1000
         running = [
             f"{request.name}[{request.id}]"
-            for request in self._worker.tally.active.values()
+            for request in self._worker.deliveries.active.values()
             if not request.settled
         ]
         return (
@@ -116,8 +116,8 @@ class ConsumerTimeout:
         worker, now = self._worker, self._clock()
         own = [
             request
-            for request in worker.tally.reserved.values()
-            if request.message.channel is channel and not request.settled
+            for request in worker.deliveries.unsettled()
+            if request.message.channel is channel
         ]
         marks = self._marks
         while marks and marks[0][0] <= now - limit_s * RETURN_AT:
@@ -126,7 +126,7 @@ class ConsumerTimeout:
             marks.append((now, max(request.message.delivery_tag for request in own)))
         old = [request for request in own if request.message.delivery_tag <= self._old_tag]
         if old:
-            worker.return_waiting(old)
+            worker.deliveries.return_waiting(old)
 
     def _warn(self, limit_s: float) -> None:
         """Late-acknowledged tasks may run longer than the limit."""

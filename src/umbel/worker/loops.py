@@ -45,8 +45,8 @@ def asynloop(consumer: Consumer) -> None:
     window, ticks = _Window(consumer), set(hub.on_tick)
     TasksStep.consume(consumer)
     hub.on_tick.add(window.tell)
-    worker.gathers = worker.pool.on_loop
-    hub.on_tick.add(worker.dispatch)
+    worker.deliveries.gathers = worker.pool.on_loop
+    hub.on_tick.add(worker.deliveries.dispatch)
     connection.transport.register_with_event_loop(connection.connection, hub)
     _watch_heartbeat(consumer)
     hub.add_reader(worker.inbox.fileno(), worker.inbox.run)
@@ -77,7 +77,7 @@ def asynloop(consumer: Consumer) -> None:
                 loop = hub.create_loop()
     finally:
         hub.on_tick &= ticks
-        worker.gathers = False
+        worker.deliveries.gathers = False
         _reset_hub(worker)
 
 
@@ -95,7 +95,7 @@ class _Window:
 
     def tell(self) -> None:
         worker = self._consumer.worker
-        if not worker.prefetch.is_due or worker.stop_wanted.is_set():
+        if not worker.deliveries.prefetch.is_due or worker.stop_wanted.is_set():
             return
         self._turns += 1
         if self._local or self._turns > BURST or not worker.hub.poller.poll(0):
@@ -168,7 +168,7 @@ def _drain(consumer: Consumer) -> bool:
     if worker.cold:
         logger.warning("cold shutdown: running tasks are stopped")
         return True
-    running = len(worker.tally.active)
+    running = len(worker.deliveries.active)
     if worker.soft_until is None:
         logger.warning("warm shutdown: %d running tasks may end", running)
     else:
@@ -178,7 +178,7 @@ def _drain(consumer: Consumer) -> bool:
     consumer.leaving.begin()
     if consumer.tasks is not None:
         consumer.tasks.cancel()
-    worker.give_back()
+    worker.deliveries.give_back()
     if worker.busy:
         consumer.leaving.defer()
         worker.timer.call_repeatedly(DEFER_S, consumer.leaving.defer)

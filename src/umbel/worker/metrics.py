@@ -36,7 +36,7 @@ from umbel.worker.endpoint import Answer, Routes
 from umbel.worker.refused_input import refused
 
 if TYPE_CHECKING:
-    from umbel.worker.request import Request
+    from umbel.worker.delivery_driver import TaskDelivery
     from umbel.worker.worker import Worker
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -109,12 +109,12 @@ class Metrics(Collector):
 
     # -- what happens to tasks (on the loop thread) --------------------------------------
 
-    def received(self, request: Request) -> None:
+    def received(self, request: TaskDelivery) -> None:
         """A message became a request."""
         request.received_at = time.monotonic()
         self._of(request).received += 1
 
-    def started(self, request: Request, when: float) -> None:
+    def started(self, request: TaskDelivery, when: float) -> None:
         """The pool has begun at the monotonic time `when`."""
         series = self._of(request)
         series.started += 1
@@ -124,7 +124,7 @@ class Metrics(Collector):
             waits = series.waits[since] = Durations()
         waits.observe(wait_s)
 
-    def finished(self, request: Request, state: str, runtime_s: float | None = None) -> None:
+    def finished(self, request: TaskDelivery, state: str, runtime_s: float | None = None) -> None:
         """It came to an end; without `runtime_s` it ran until now, if it was started."""
         series = self._of(request)
         series.finished[state] += 1
@@ -133,7 +133,7 @@ class Metrics(Collector):
         if runtime_s is not None:
             series.runtime.observe(runtime_s)
 
-    def _of(self, request: Request) -> _Series:
+    def _of(self, request: TaskDelivery) -> _Series:
         name = request.header.task
         series = self._series.get(name)
         if series is None:
@@ -165,7 +165,7 @@ class Metrics(Collector):
         yield from self._of_tasks()
 
     def _of_worker(self) -> Iterator[Metric]:
-        worker, tally = self._worker, self._worker.tally
+        worker, counters = self._worker, self._worker.counters
         about = {
             "version": __version__,
             "hostname": _printable(worker.plan.hostname),
@@ -174,7 +174,7 @@ class Metrics(Collector):
         yield InfoMetricFamily("umbel", "The worker.", value=about)
         yield _gauge("start_time_seconds", "Unix time at which it was made.", worker.started_at)
         yield _gauge("ready", "Whether it takes messages.", worker.is_ready())
-        yield _counter("messages_received", "Messages taken from the broker.", tally.received)
+        yield _counter("messages_received", "Messages taken from the broker.", counters.received)
         counts = refused(worker)
         for source, (name, text) in _REFUSED.items():
             family = CounterMetricFamily(f"umbel_{name}_refused", text, labels=["kind"])
@@ -182,24 +182,25 @@ class Metrics(Collector):
                 family.add_metric([kind], count)
             yield family
         yield _counter(
-            "reconnects", "Connections to the broker that were lost.", tally.connections_lost
+            "reconnects", "Connections to the broker that were lost.", counters.connections_lost
         )
         yield _counter(
             "watchdog_rebuilds",
             "Those of them that the watchdog gave up because of silence.",
-            tally.rebuilt_by_watchdog,
+            counters.rebuilt_by_watchdog,
         )
 
     def _of_window(self) -> Iterator[Metric]:
-        worker, tally, prefetch = self._worker, self._worker.tally, self._worker.prefetch
+        worker, deliveries = self._worker, self._worker.deliveries
+        prefetch = deliveries.prefetch
         yield _gauge("pool_size", "Tasks that can run at a time.", worker.pool.size)
         yield _gauge(
             "prefetch_window",
             "Messages that it asks for at a time; 0 is no limit.",
             prefetch.window,
         )
-        yield _gauge("tasks_reserved", "Tasks received and not settled.", len(tally.reserved))
-        yield _gauge("tasks_active", "Those of them that run.", len(tally.active))
+        yield _gauge("tasks_reserved", "Tasks received and not settled.", len(deliveries.reserved))
+        yield _gauge("tasks_active", "Those of them that run.", len(deliveries.active))
         yield _gauge("tasks_held", "Those of them that wait for their eta.", prefetch.held)
         yield _gauge("tasks_parked", "Those of them that wait for a rate limit.", prefetch.parked)
         yield _gauge(
@@ -251,19 +252,19 @@ class Metrics(Collector):
         yield from (received, started, finished, runtime, waits)
 
 
-def _wait(request: Request, when: float) -> tuple[str, float]:
+def _wait(request: TaskDelivery, when: float) -> tuple[str, float]:
     """How long a request waited until `when`, and since what."""
     received_at = when if request.received_at is None else request.received_at
     headers = request.message.headers
     sent_ms = request.header.umbel_sent
     if sent_ms is None and headers:
         sent_ms = headers.get(SENT_HEADER)
-    if sent_ms is None and request.eta is None:
+    if sent_ms is None and request.eta_s is None:
         return "received", max(when - received_at, 0.0)
     monotonic_less_unix = time.monotonic() - time.time()
     due_at = float("-inf")
-    if request.eta is not None:
-        due_at = request.eta.timestamp() + monotonic_less_unix
+    if request.eta_s is not None:
+        due_at = request.eta_s + monotonic_less_unix
     if type(sent_ms) is int and 0 < sent_ms < 2**53:
         wait_s = when - (sent_ms / 1000 + monotonic_less_unix)
         if WAIT_MIN_S <= wait_s <= WAIT_MAX_S:

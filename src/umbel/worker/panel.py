@@ -87,9 +87,9 @@ class CommandState:
         return self.worker.consumer
 
     @property
-    def tally(self) -> Any:
-        """What the worker counts and holds."""
-        return self.worker.tally
+    def counters(self) -> Any:
+        """What the worker counts."""
+        return self.worker.counters
 
 
 class Panel:

@@ -27,7 +27,7 @@ def refused(worker: Worker) -> Refused:
     """The counts by source and reason."""
     panel = worker.panel
     return {
-        "tasks": dict(worker.tally.refused),
+        "tasks": dict(worker.counters.refused),
         "control": dict(panel.refused) if panel is not None else {},
         "events": dict(worker.gossip.counts),
         "replies": dict(worker.app.control.mailbox.counts),

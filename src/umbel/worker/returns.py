@@ -22,7 +22,7 @@ from umbel.broker.tail import Copier, Copy, can_move, copy_of, move, sibling
 
 if TYPE_CHECKING:
     from umbel.worker.consumer import Consumer
-    from umbel.worker.request import Request
+    from umbel.worker.delivery_driver import TaskDelivery
 
 logger = logging.getLogger("umbel.consumer")
 
@@ -38,7 +38,8 @@ class Returns:
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
         self._worker = consumer.worker
-        self._gathered: list[Request] = []
+        self._deliveries = consumer.worker.deliveries
+        self._gathered: list[TaskDelivery] = []
         self._copying_count = 0
         self._copier: Copier | None = None
         self._mistrusted_until = 0.0
@@ -48,22 +49,21 @@ class Returns:
         """How many are on their way."""
         return len(self._gathered) + self._copying_count
 
-    def add(self, request: Request) -> None:
-        """The message of this request goes back, when the loop turns next."""
+    def add(self, delivery: TaskDelivery) -> None:
+        """The message of this delivery goes back, when the loop turns next."""
         if not self._gathered:
             self._worker.timer.call_after(0, self.flush, ())
-        self._gathered.append(request)
+        self._gathered.append(delivery)
 
     def flush(self) -> None:
         """Send what was gathered."""
-        requests, self._gathered = self._gathered, []
-        for start in range(0, len(requests), CHUNK):
-            self._send(requests[start : start + CHUNK])
+        deliveries, self._gathered = self._gathered, []
+        for start in range(0, len(deliveries), CHUNK):
+            self._send(deliveries[start : start + CHUNK])
 
-    def void(self, exc: BaseException) -> None:
-        """The connection is lost, and with it what was on its way."""
-        requests, self._gathered = self._gathered, []
-        self._postpone(requests, exc)
+    def connection_lost(self) -> None:
+        """The connection is lost; `worker.delivery` sees to what was on its way."""
+        self._gathered = []
         self.close()
 
     def close(self) -> None:
@@ -72,37 +72,31 @@ class Returns:
         if copier is not None:
             copier.close()
 
-    def _send(self, requests: list[Request]) -> None:
+    def _send(self, deliveries: list[TaskDelivery]) -> None:
         consumer = self._consumer
-        known = [(r, queue) for r in requests if (queue := consumer.queue_of(r.message))]
+        known = [(r, queue) for r in deliveries if (queue := consumer.queue_of(r.message))]
         if can_move(consumer.channel):
             self._move(known)
         elif self._may_copy():
             self._copy(known)
         else:
             known = []
-        sent = {id(request) for request, _ in known}
-        for request in requests:
-            if id(request) not in sent:
-                request.reject(requeue=True)
+        sent = {id(delivery) for delivery, _ in known}
+        for delivery in deliveries:
+            if id(delivery) not in sent:
+                self._deliveries.not_returned(delivery)
 
-    def _move(self, known: Sequence[tuple[Request, str]]) -> None:
+    def _move(self, known: Sequence[tuple[TaskDelivery, str]]) -> None:
         try:
-            moved = move(self._consumer.channel, [request.message for request, _ in known])
+            moved = move(self._consumer.channel, [delivery.message for delivery, _ in known])
         except self._worker.connection_errors as exc:
-            self._postpone([request for request, _ in known], exc)
+            self._worker.driver.connection_broken(exc, known[0][0].message)
             return
-        for (request, _), done in zip(known, moved, strict=True):
+        for (delivery, _), done in zip(known, moved, strict=True):
             if done:
-                request.settled = True
+                self._deliveries.returned(delivery)
             else:
-                request.reject(requeue=True)
-
-    def _postpone(self, requests: Sequence[Request], exc: BaseException) -> None:
-        for request in requests:
-            request.settled = request.void = True
-            again = partial(request.message.reject, requeue=True)
-            self._worker.salvage.failed(exc, request.message, again)
+                self._deliveries.not_returned(delivery)
 
     def _may_copy(self) -> bool:
         connection = self._consumer.connection
@@ -110,16 +104,16 @@ class Returns:
             return False
         return time.monotonic() >= self._mistrusted_until
 
-    def _copy(self, known: Sequence[tuple[Request, str]]) -> None:
+    def _copy(self, known: Sequence[tuple[TaskDelivery, str]]) -> None:
         connection = self._consumer.connection
         assert connection is not None
-        copies: list[tuple[Request, Copy]] = []
-        for request, queue in known:
-            copy = copy_of(request.message, queue)
+        copies: list[tuple[TaskDelivery, Copy]] = []
+        for delivery, queue in known:
+            copy = copy_of(delivery.message, queue)
             if copy is None:
-                request.reject(requeue=True)
+                self._deliveries.not_returned(delivery)
             else:
-                copies.append((request, copy))
+                copies.append((delivery, copy))
         if not copies:
             return
         copier = self._copier
@@ -129,26 +123,21 @@ class Returns:
         answers: list[tuple[list[bool], Exception | None]] = []
         self._worker.aside(
             lambda: answers.append(copier.publish([copy for _, copy in copies])),
-            lambda: self._copied([request for request, _ in copies], *answers[0]),
+            lambda: self._copied([delivery for delivery, _ in copies], *answers[0]),
         )
 
     def _copied(
-        self, requests: Sequence[Request], confirmed: list[bool], failure: Exception | None
+        self, deliveries: Sequence[TaskDelivery], confirmed: list[bool], failure: Exception | None
     ) -> None:
-        self._copying_count -= len(requests)
+        self._copying_count -= len(deliveries)
         if failure is not None:
             logger.warning(
                 "tasks can not go behind the others of their queue for %.0f s: %s: %s",
                 MISTRUST_S, type(failure).__name__, failure,
             )  # fmt: skip
             self._mistrusted_until = time.monotonic() + MISTRUST_S
-        channel = self._consumer.channel
-        for request, done in zip(requests, confirmed, strict=True):
-            if request.message.channel is not channel:
-                # The broker has taken it back. It has not run, so it is not known to `salvage`:
-                # its copy, which looks the same, would be taken for it.
-                request.settled = request.void = True
-            elif done:
-                request.ack_copied()
+        for delivery, done in zip(deliveries, confirmed, strict=True):
+            if done:
+                self._deliveries.copied(delivery)
             else:
-                request.reject(requeue=True)
+                self._deliveries.not_returned(delivery)

@@ -5,10 +5,10 @@ a free process. When it learns that such a task is revoked, from a command or fr
 message is acknowledged at once. If it were kept until the task is due, a worker that is killed
 before that, and has neither a state file nor peers, would run the task after its restart.
 
-Whoever learns of revocations, on whatever thread, adds them here. The loop looks their requests up
-by id, `CHUNK` ids in one turn, so that a revoke of very many does not stop it. Revocations of
-stamped headers need a look at every request. Tasks that have begun are left alone: ending them is
-what `terminate` is for. On a solo worker the loop turns between tasks.
+Whoever learns of revocations, on whatever thread, adds them here. The loop looks up their
+deliveries by id, `CHUNK` ids in one turn, so that a revoke of very many does not stop it.
+Revocations of stamped headers need a look at every delivery. Tasks that have begun are left alone:
+ending them is what `terminate` is for. On a solo worker the loop turns between tasks.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Iterable
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 from umbel.cluster.revocations import Revocation
 from umbel.worker.statedb import StateNotSaved
 
 if TYPE_CHECKING:
-    from umbel.worker.request import Request
+    from umbel.worker.delivery_driver import TaskDelivery
     from umbel.worker.worker import Worker
 
 logger = logging.getLogger("umbel.worker")
@@ -53,15 +52,6 @@ class RevokedMessages:
         if is_due:
             self._worker.inbox.post(self._settle)
 
-    def held(self, ids: Iterable[str], *, headers: bool = False) -> list[Request]:
-        """What this worker has of these tasks, begun or not. From any thread."""
-        tally, matching = self._worker.tally, self._worker.revocations.matching
-        found = [request for one in ids for request in tally.of(one)]
-        if headers:
-            everything = list(tally.reserved.values())
-            found += [one for one in everything if matching(one.header.stamps) is not None]
-        return found
-
     def _settle(self) -> None:
         with self._lock:
             ids = {self._ids.popleft() for _ in range(min(CHUNK, len(self._ids)))}
@@ -70,28 +60,23 @@ class RevokedMessages:
             if self._is_posted:
                 self._worker.inbox.post(self._settle)
         worker = self._worker
-        waiting = worker.take_waiting(self.held(ids, headers=has_headers))
-        for request in waiting:
-            request.strategy.discard(request, "revoked")
-        if waiting:
-            worker.rates.made_room()
-            worker.dispatch()
+        held = worker.deliveries.held_of(ids, headers=has_headers)
+        worker.deliveries.discard_waiting(held, "revoked")
 
 
-def keep_as_long(worker: Worker, requests: Iterable[Request]) -> None:
-    """Let revocations of these requests last as long as their tasks may come up."""
+def keep_as_long(worker: Worker, deliveries: Iterable[TaskDelivery]) -> None:
+    """Let revocations of these deliveries last as long as their tasks may come up."""
     changed: list[Revocation] = []
-    for request in requests:
-        if request.eta is not None or request.expires is not None:
+    for delivery in deliveries:
+        if delivery.eta_s is not None or delivery.expires_s is not None:
             changed += worker.revocations.note_task(
-                request.id, _unix(request.eta), _unix(request.expires), worker.wall(),
-                request.header.stamps,
-            )  # fmt: skip
+                delivery.id,
+                delivery.eta_s,
+                delivery.expires_s,
+                worker.wall(),
+                delivery.header.stamps,
+            )
     try:
         worker.keep_revoked(changed)
     except StateNotSaved as exc:
         logger.error("%s", exc)  # it is known in memory, and the tasks are discarded
-
-
-def _unix(moment: datetime | None) -> float | None:
-    return None if moment is None else moment.timestamp()

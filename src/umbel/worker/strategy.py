@@ -23,13 +23,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kombu.exceptions import ContentDisallowed, DecodeError
 
 from umbel.app.context import Context
+from umbel.app.declaring import parse_rate
 from umbel.app.trace import fail
 from umbel.broker.envelopes import TaskEnvelope
 from umbel.exceptions import MessageRefused, NotRegistered
@@ -38,8 +38,9 @@ from umbel.wire.content import ensure_accepted
 from umbel.wire.limits import Refusal
 from umbel.wire.tasks import HEADER_FIELDS, TaskHeader, read_header, read_v1, user_headers
 from umbel.wire.times import parse_time
+from umbel.worker.delivery.effects import ACK, REJECT
+from umbel.worker.delivery_driver import TaskDelivery
 from umbel.worker.orders import Order
-from umbel.worker.request import Request
 from umbel.worker.revoked_messages import keep_as_long
 from umbel.worker.runner import decode_v1
 
@@ -49,8 +50,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("umbel.strategy")
 
-# A held task looks at the wall clock at least so often, which may be set while it waits.
-HOLD_MAX_S = 60.0
 # How much the last task weighs in what is expected of the next one of its type.
 LEARNING = 0.1
 
@@ -68,7 +67,7 @@ class Receiver:
     def __call__(self, message: Any) -> None:
         """The barrier: every message ends in an answer."""
         worker = self.worker
-        worker.tally.received += 1
+        worker.counters.received += 1
         for hook in worker.on_task_message:
             self._tell(hook, message)
         try:
@@ -106,7 +105,7 @@ class Receiver:
         self._proceed(message, header, self._order(message, header, headers, body, decoded))
 
     def _proceed(self, message: Any, header: TaskHeader, order: Order) -> None:
-        if order.redelivered and self.worker.salvage.adopt(message, header):
+        if order.redelivered and self.worker.deliveries.came_again(message, header):
             return
         strategy = self.strategies.get(header.task) or self._prepare(header.task)
         if strategy is None:
@@ -159,27 +158,23 @@ class Receiver:
 
     # -- answers -----------------------------------------------------------------------
 
-    def refuse(self, message: Any, refusal: Refusal, request: Request | None = None) -> None:
+    def refuse(self, message: Any, refusal: Refusal, delivery: TaskDelivery | None = None) -> None:
         """Answer a message that can not be run, and say why."""
         worker = self.worker
-        worker.tally.refused[refusal.reason] += 1
+        worker.counters.refused[refusal.reason] += 1
         headers = message.headers or {}
         task_id = headers.get("id")
         logger.error(
             "message refused (%s): %s [task %.200r, id %.200r, %d bytes]",
             refusal.reason, refusal.text, headers.get("task"), task_id, _size(message.body),
         )  # fmt: skip
-        acknowledged = refusal.reason == caps.UNDECODABLE
 
         def settle() -> None:
-            if request is not None:
-                request.ack() if acknowledged else request.reject(requeue=False)
-                if worker.task_events.on:
-                    worker.task_events.failed(request, refusal.text, "")
-                    if not acknowledged:
-                        worker.task_events.rejected(request, requeue=False)
+            if delivery is not None:
+                worker.driver.refused(delivery, refusal)
             else:
-                worker.settle(message, "ack" if acknowledged else "reject")
+                how = ACK if refusal.reason == caps.UNDECODABLE else REJECT
+                worker.deliveries.settle_message(message, how)
 
         if isinstance(task_id, str) and refusal.reason != caps.UNKNOWN_MESSAGE:
             worker.aside(partial(self._store_refusal, message, task_id, refusal), settle)
@@ -204,7 +199,7 @@ class Receiver:
 
     def _unregistered(self, message: Any, header: TaskHeader, order: Order) -> None:
         worker = self.worker
-        worker.tally.refused["unregistered"] += 1
+        worker.counters.refused["unregistered"] += 1
         logger.error(
             "unregistered task %.200r [id %.200r]: this worker knows %s; "
             "is the module imported, and the name right?",
@@ -218,7 +213,7 @@ class Receiver:
         def done() -> None:
             if worker.task_events.on:
                 worker.task_events.unregistered(header.id, header.task)
-            worker.settle(message, "reject")
+            worker.deliveries.settle_message(message, REJECT)
 
         worker.aside(store, done)
 
@@ -229,6 +224,7 @@ class Strategy:
     def __init__(self, worker: Worker, task: Task) -> None:
         self.worker = worker
         self.task = task
+        self.name = task.name
         self.acks_late = bool(task.option("acks_late", "task_acks_late"))
         self.acks_on_failure = bool(
             task.option("acks_on_failure_or_timeout", "task_acks_on_failure_or_timeout")
@@ -245,34 +241,26 @@ class Strategy:
         if not worker.app.conf.worker_disable_rate_limits:
             rate = task.rate_limit
             default = worker.app.conf.task_default_rate_limit
-            worker.rates.begin(task.name, default if rate is None else rate)
+            rate = default if rate is None else rate
+            worker.deliveries.limits.begin(task.name, parse_rate(rate))
 
     def __call__(self, message: Any, header: TaskHeader, order: Order) -> None:
         """Take one message of this type."""
         worker = self.worker
-        request = Request(self, message, header, order)
+        delivery = TaskDelivery(worker.driver, self, message, header, order)
         if header.expires is not None:
-            request.expires = parse_time(header.expires, self.zone)
+            delivery.expires_s = parse_time(header.expires, self.zone).timestamp()
         if header.eta is not None:
-            request.eta = parse_time(header.eta, self.zone)
+            delivery.eta_s = parse_time(header.eta, self.zone).timestamp()
         if header.umbel_clock is not None:
             worker.app.clock.adjust(header.umbel_clock)
-        worker.tally.reserve(request)
         if worker.metrics is not None:
-            worker.metrics.received(request)
+            worker.metrics.received(delivery)
         if logger.isEnabledFor(logging.INFO):
-            logger.info("Task %s[%s] received", request.name, header.id)
+            logger.info("Task %s[%s] received", delivery.name, header.id)
         if worker.revocations.any:
-            keep_as_long(worker, (request,))
-        discards = request.expires is not None or worker.revocations.any
-        if discards and self.is_discarded(request):
-            return
-        if worker.task_events.on:
-            worker.task_events.received(request)
-        if request.eta is None and not order.redelivered and not worker.stored_states.line_count:
-            self._admit(request)
-        else:
-            worker.stored_states.enter(request)
+            keep_as_long(worker, (delivery,))
+        worker.deliveries.arrived(delivery)
 
     def took(self, runtime_s: float) -> None:
         """One has ended: the mean of the last ones, so that a pause of the machine weighs little
@@ -291,60 +279,12 @@ class Strategy:
         hard, soft = given
         return soft or self.soft_s, hard or self.hard_s
 
-    def proceed(self, request: Request) -> None:
-        """Revoked, expired, not due yet, or ready: looked at on receipt and when eta has come."""
-        if self.is_discarded(request):
-            return
-        if request.eta is not None:
-            left_s = (request.eta - datetime.now(UTC)).total_seconds()
-            if left_s > 0:
-                self.worker.hold(request, min(left_s, HOLD_MAX_S), self.proceed)
-                return
-        self.worker.unhold(request)
-        self._admit(request)
-
     def keeps_result(self, header: TaskHeader) -> bool:
         """Whether the state of this task can be read from the result backend."""
         ignored = header.ignore_result
         if self.task.ignores_result if ignored is None else ignored:
             return False
         return self.worker.app.backend.keeps_results
-
-    def enter(self, request: Request) -> None:
-        """A parked request has its token; meanwhile it may have expired or been revoked."""
-        if not self.is_discarded(request):
-            self.worker.ready(request)
-
-    def _admit(self, request: Request) -> None:
-        rates = self.worker.rates
-        if rates.lanes:
-            rates.admit(self.task.name, request)
-        else:
-            self.worker.ready(request)
-
-    def is_discarded(self, request: Request) -> bool:
-        """Answer a request that is revoked or has expired; whether it was."""
-        why = self.objection(request)
-        if why is None:
-            return False
-        self.discard(request, why)
-        return True
-
-    def objection(self, request: Request) -> str | None:
-        """Why a request may not run, `revoked` or `expired`; None if it may."""
-        revocations = self.worker.revocations
-        if revocations.any and revocations.revokes(request.id, request.header.stamps):
-            return "revoked"
-        if request.expires is not None and datetime.now(UTC) > request.expires:
-            return "expired"
-        return None
-
-    def discard(self, request: Request, why: str) -> None:
-        """Answer a request that may not run."""
-        logger.info("Discarding %s task: %s[%s]", why, request.name, request.id)
-        self.worker.unhold(request)
-        request.revoke(why)
-        self.worker.tally.release(request)
 
 
 def _order_of(task: TaskEnvelope) -> Order:

@@ -19,8 +19,8 @@ from umbel.wire.tasks import DELIVERY_COUNT
 
 if TYPE_CHECKING:
     from umbel.app.events.dispatcher import Dispatcher
+    from umbel.worker.delivery_driver import TaskDelivery
     from umbel.worker.orders import Order, Outcome
-    from umbel.worker.request import Request
     from umbel.worker.worker import Worker
 
 TRACEBACK_CHARS_MAX = 16_000
@@ -41,15 +41,15 @@ class TaskEvents:
         self.on = events is not None and events.sends("task")
 
     def _put(
-        self, kind: str, request: Request, fields: dict[str, Any], clock: int | None = None
+        self, kind: str, request: TaskDelivery, fields: dict[str, Any], clock: int | None = None
     ) -> None:
         events = self._events
-        if events is not None and request.strategy.tells:
+        if events is not None and request.policy.tells:
             events.put(kind, fields, clock)
 
-    def received(self, request: Request) -> None:
+    def received(self, request: TaskDelivery) -> None:
         """A message became a request: it will run, now or later."""
-        events, strategy, header = self._events, request.strategy, request.header
+        events, strategy, header = self._events, request.policy, request.header
         if events is None or not strategy.tells:
             return
         args, kwargs = strategy.redaction.event_reprs(header, self._open, request.order)
@@ -74,10 +74,10 @@ class TaskEvents:
             )
         )  # fmt: skip
 
-    def started(self, request: Request, when: float) -> None:
+    def started(self, request: TaskDelivery, when: float) -> None:
         """The pool has begun, at `when` of the monotonic clock."""
         events = self._events
-        if events is None or not request.strategy.tells:
+        if events is None or not request.policy.tells:
             return
         ago_s = monotonic() - when  # first: whoever is held up in between must not begin too early
         began = time() - ago_s
@@ -90,11 +90,11 @@ class TaskEvents:
             )
         )  # fmt: skip
 
-    def finished(self, request: Request, outcome: Outcome) -> None:
+    def finished(self, request: TaskDelivery, outcome: Outcome) -> None:
         """The task's code has ended by itself."""
         state, events = outcome.state, self._events
         if state == "SUCCESS":
-            if events is None or not request.strategy.tells:
+            if events is None or not request.policy.tells:
                 return
             by = events.stamper
             seq, clock = by.count()
@@ -114,12 +114,12 @@ class TaskEvents:
             self.rejected(request, outcome.requeue)
 
     def failed(
-        self, request: Request, exception: str, traceback: str, outcome: Outcome | None = None
+        self, request: TaskDelivery, exception: str, traceback: str, outcome: Outcome | None = None
     ) -> None:
         """It failed, in its code (then with its outcome) or around it."""
         self._put("task-failed", request, _failure(request, exception, traceback, outcome))
 
-    def revoked(self, request: Request, why: str, signum: int | None) -> None:
+    def revoked(self, request: TaskDelivery, why: str, signum: int | None) -> None:
         """It will not run, or was ended: `revoked`, `expired` or `terminated`."""
         fields = {
             "uuid": request.header.id,
@@ -129,11 +129,11 @@ class TaskEvents:
         }
         self._put("task-revoked", request, fields)
 
-    def rejected(self, request: Request, requeue: bool) -> None:
+    def rejected(self, request: TaskDelivery, requeue: bool) -> None:
         """Its message was rejected."""
         self._put("task-rejected", request, {"uuid": request.header.id, "requeue": requeue})
 
-    def cancelled(self, request: Request) -> None:
+    def cancelled(self, request: TaskDelivery) -> None:
         """It was ended because its message will be delivered again."""
         self._put("task-cancelled", request, {"uuid": request.header.id})
 
@@ -150,7 +150,7 @@ class TaskEvents:
 
 
 def _failure(
-    request: Request, exception: str, traceback: str, outcome: Outcome | None = None
+    request: TaskDelivery, exception: str, traceback: str, outcome: Outcome | None = None
 ) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "uuid": request.header.id,

@@ -58,7 +58,7 @@ class Watchdog:
         if hasattr(qos, "can_consume") and not qos.can_consume():
             consumer.last_sign = now
             return
-        consumer.worker.tally.rebuilt_by_watchdog += 1
+        consumer.worker.counters.rebuilt_by_watchdog += 1
         raise ConnectionFailed(f"no sign of life for {now - consumer.last_sign:.0f} s")
 
 
@@ -75,7 +75,7 @@ def questioning(consumer: Consumer, probe: Probe) -> Callable[[], None]:
             return
         looks += 1
         if looks >= LOOKS:
-            consumer.worker.tally.rebuilt_by_watchdog += 1
+            consumer.worker.counters.rebuilt_by_watchdog += 1
             raise ConnectionFailed("the broker does not answer")
 
     return look

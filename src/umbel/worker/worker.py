@@ -17,10 +17,9 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from umbel import files
 from umbel.app.declaring import annotate
@@ -33,23 +32,19 @@ from umbel.worker.blueprint import Blueprint
 from umbel.worker.commands import BUILTIN
 from umbel.worker.consumer_timeout import ConsumerTimeout
 from umbel.worker.consumption import Consumption
+from umbel.worker.counters import Counters
+from umbel.worker.delivery_driver import DeliveryDriver
 from umbel.worker.errors import BrokerUnreachable
 from umbel.worker.gossip import Gossip
 from umbel.worker.inbox import Inbox
 from umbel.worker.mingling import Mingling
 from umbel.worker.options import Plan, WorkerOptions, plan_for
-from umbel.worker.pools.base import Pool, PoolClosed, Submission
-from umbel.worker.prefetch import Prefetch
-from umbel.worker.rates import RateLimits
-from umbel.worker.request import Request, logs_results
+from umbel.worker.pools.base import Pool
 from umbel.worker.revocation_events import tell_revoked
 from umbel.worker.revoked_messages import RevokedMessages, keep_as_long
 from umbel.worker.runner import Runner
-from umbel.worker.salvage import Salvage
 from umbel.worker.steps import WORKER_STEPS
-from umbel.worker.stored_states import StoredStates
 from umbel.worker.strategy import Receiver
-from umbel.worker.tally import Tally
 from umbel.worker.task_events import TaskEvents
 
 if TYPE_CHECKING:
@@ -87,15 +82,13 @@ class Worker:
         annotate(app)
         self.plan: Plan = plan_for(app, self.options)
         self._select_queues()
-        self.tally = Tally()
+        self.counters = Counters()
         self.inbox = Inbox()
-        self.prefetch = Prefetch(
-            self.plan.concurrency,
-            self.plan.prefetch_multiplier,
-            app.conf.worker_eta_task_limit,
-            self.tally.reserved.__len__,
-        )
-        self.rates = RateLimits(self, app.conf.worker_parked_task_limit)
+        self.stop_wanted = threading.Event()
+        self.wall = AgreedTime(time.time)
+        self.revocations = Revocations(self.wall, lock=threading.Lock())
+        self.driver = DeliveryDriver(self)
+        self.deliveries = self.driver.machine
         # Before the pool forks: whoever sends events in a pool process does so for this worker.
         self.life = app.events.life = Life(self.plan.hostname)
         self.events: Dispatcher | None = None
@@ -105,14 +98,10 @@ class Worker:
         self.runner = Runner(app, self.plan.hostname, self.plan.pool)
         self.receiver = Receiver(self)
         signing_key(app)  # refused now, not by the first message
-        self.wall = AgreedTime(time.time)
         self.consumption = Consumption(self)
-        self.revocations = Revocations(self.wall, lock=threading.Lock())
         self.revoked_messages = RevokedMessages(self)
-        self.stored_states = StoredStates(self)
         self.statedb: StateDB | None = None
         self.panel: Panel | None = None
-        self.salvage = Salvage(self)
         self.consumer_timeout = ConsumerTimeout(self)
         self.mingling = Mingling(self)
         self.gossip = Gossip(self)  # also where it is switched off
@@ -123,20 +112,16 @@ class Worker:
         self.started_at = time.time()
         self.ready_now = False
         self.last_turn = self.turn_before = time.monotonic()  # when the last two began
-        self.stop_wanted = threading.Event()
         self.cold = False
         self.soft_until: float | None = None
         self.pid = os.getpid()
-        self._ready: deque[Request] = deque()
-        self._in_pool = 0
         self._aside_count = 0
-        self.gathers = False  # ready requests, until the loop waits
-        self._dispatching = False
         self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="umbel-aside")
         self.blueprint = Blueprint("worker", [*WORKER_STEPS, *app.steps["worker"]])
         self.blueprint.create(self)
         self.inline = self.pool.inline
         self.on_loop = self.inline or self.pool.on_loop  # there the pool reports
+        self.deliveries.pool_asks = self.pool.on_loop
 
     def _select_queues(self) -> None:
         queues = self.app.queues
@@ -203,122 +188,14 @@ class Worker:
     def grow(self, n: int = 1) -> None:
         """Run `n` more tasks at a time; the prefetch window follows. On the loop thread."""
         self.pool.grow(n)
-        self.prefetch.concurrency = self.pool.size
-        self.dispatch()
+        self.deliveries.resize(self.pool.size)
 
     def shrink(self, n: int = 1) -> None:
         """Run `n` fewer tasks at a time, without ending one."""
         self.pool.shrink(n)
-        self.prefetch.concurrency = self.pool.size
+        self.deliveries.resize(self.pool.size)
 
-    # -- requests: ready, held, running, released --------------------------------------
-
-    def ready(self, request: Request) -> None:
-        """The request, which waits for nothing else, may run as soon as the pool has room."""
-        self._ready.append(request)
-        if not self.gathers or self._in_pool < self.pool.size:
-            self.dispatch()
-
-    def dispatch(self) -> None:
-        """Fill the pool from what is ready."""
-        if self._dispatching or not self._ready:
-            return  # an inline pool comes back here from within submit
-        self._dispatching = True
-        refused: list[tuple[Request, str]] = []
-        try:
-            orders, pool = self._orders(refused), self.pool
-            if pool.fills:
-                pool.fill(orders)
-            else:
-                while self._in_pool < pool.size and (order := next(orders, None)) is not None:
-                    self._submit(order)
-        finally:
-            self._dispatching = False
-            for request, why in refused:
-                request.strategy.discard(request, why)
-
-    def _orders(self, refused: list[tuple[Request, str]]) -> Iterator[Submission]:
-        """What is ready, one after the other as the pool asks for it.
-
-        What was revoked, or has expired, while it waited is not among it: to be answered later.
-        """
-        ready, revocations, forward = self._ready, self.revocations, self.app.clock.forward
-        measured = self.task_events.on
-        told = measured or logs_results()
-        while ready and not self.stop_wanted.is_set():
-            request = ready.popleft()
-            strategy, header, order = request.strategy, request.header, request.order
-            if revocations.any or request.expires is not None:
-                why = strategy.objection(request)
-                if why is not None:
-                    refused.append((request, why))
-                    continue
-            order.clock = forward()
-            order.told = told
-            if measured:
-                order.measured = strategy.tells
-            self._in_pool += 1
-            self.tally.by_task[header.task] += 1
-            soft_s, hard_s = strategy.limits(header)
-            yield order, request, soft_s, hard_s, strategy.typical_s
-
-    def _submit(self, submission: Submission) -> None:
-        request = cast("Request", submission[1])
-        try:
-            self.pool.submit(*submission)
-        except PoolClosed:
-            self._in_pool -= 1
-            self._ready.appendleft(request)
-        except Exception as exc:  # noqa: BLE001 - becomes its outcome
-            request.unfit(exc)
-
-    def released(self, request: Request) -> None:
-        """The pool is done with the request."""
-        key = id(request)
-        self.tally.active.pop(key, None)
-        self.tally.release(request)
-        self.tally.finished += 1
-        self._in_pool -= 1
-        if request.owed:
-            self.salvage.owe_no_more(request)
-        if request.void or self.salvage.adopted:
-            self.salvage.ended(request)
-        if self._ready and not self.pool.on_loop:  # which has us fill it
-            self.dispatch()
-
-    def recall(self) -> None:
-        """What the pool has taken and not begun is ready again, before all others."""
-        requests = cast("list[Request]", self.pool.recall())
-        self._in_pool -= len(requests)
-        self._ready.extendleft(reversed(requests))
-
-    def take_unbegun(self) -> list[Request]:
-        """What waits for nothing but the pool or a rate limit; it does so no longer."""
-        self.recall()
-        waiting = [*self._ready, *self.rates.clear()]
-        self._ready.clear()
-        return waiting
-
-    def reconsider(self) -> None:
-        """Something has changed for tasks that the pool may have in hand: decide once more."""
-        if self._in_pool > self.pool.size:
-            self.recall()
-            self.dispatch()
-
-    def hold(self, request: Request, wait_s: float, then: Callable[[Request], None]) -> None:
-        """Keep a request until its time has come; it does not count against the window."""
-        if request.timer is None:
-            self.prefetch.hold(request)
-        else:
-            _cancel(request.timer)
-        request.timer = self.timer.call_after(wait_s, then, (request,))
-
-    def unhold(self, request: Request) -> None:
-        """The request waits no longer."""
-        if request.timer is not None:
-            _cancel(request.timer)
-            request.timer = None
-            self.prefetch.unhold(request)
+    # -- revocations -------------------------------------------------------------------
 
     def keep_revoked(self, changed: Sequence[Revocation]) -> None:
         """Write revocations through to the state file, if there is one."""
@@ -334,7 +211,7 @@ class Worker:
         """
         tasks = [one.key for one in changed if one.kind != HEADER] if ids is None else ids
         headers = any(one.kind == HEADER for one in changed)
-        held = self.revoked_messages.held(tasks, headers=headers)
+        held = self.deliveries.held_of(tasks, headers=headers)
         self.revoked_messages.add(tasks, headers=headers)
         self.keep_revoked(changed)
         keep_as_long(self, held)
@@ -350,75 +227,19 @@ class Worker:
         command = BUILTIN.get(name)
         return command is not None and command.is_allowed(self.app.conf.control_allow)
 
-    def take_waiting(self, requests: Sequence[Request]) -> list[Request]:
-        """Those of these requests that nothing works on; but for timers they wait no longer.
-
-        The others are in the pool, or their outcome is being stored.
-        """
-        active = self.tally.active
-        chosen = {id(one): one for one in requests if id(one) not in active and not one.void}
-        rest = {key for key, one in chosen.items() if one.timer is None}
-        if rest:
-            rest.difference_update(self.rates.take_out(rest))
-        if rest and not self._take_ready(rest):
-            self.recall()  # some are in the pool, and may not have begun
-            self._take_ready(rest)
-        return [one for key, one in chosen.items() if key not in rest]
-
-    def _take_ready(self, wanted: set[int]) -> bool:
-        """Take what is ready out of its queue, and out of `wanted`; whether that was all."""
-        found = wanted.intersection(map(id, self._ready))
-        if found:
-            self._ready = deque(one for one in self._ready if id(one) not in found)
-            wanted -= found
-        return not wanted
-
-    def return_waiting(self, requests: Sequence[Request]) -> None:
-        """Of these requests, return those that nothing works on to the tails of their queues."""
-        for request in self.take_waiting(requests):
-            self.return_to_queue(request)
-        self.dispatch()
-
-    def return_to_queue(self, request: Request) -> None:
-        """This worker will not run it: somebody may, later. It goes behind all others."""
-        self.unhold(request)
-        self.tally.release(request)
-        self.consumer.returns.add(request)
-
     @property
     def busy(self) -> bool:
         """Whether something is under way that ends in a message being settled."""
-        return self._in_pool > 0 or self._aside_count > 0
+        return self.deliveries.in_pool > 0 or self._aside_count > 0
 
     @property
     def saturated(self) -> bool:
         """Whether nothing new can begin before something ends."""
-        if self._ready:
+        if self.deliveries.ready:
             return True
-        return self._in_pool >= self.pool.size and not self.pool.has_room()
-
-    def give_back(self) -> None:
-        """Return every message that is not being executed to its queue, newest first."""
-        self.recall()
-        running = self.tally.active
-        waiting = [r for key, r in self.tally.reserved.items() if key not in running]
-        submitted = {id(r) for r in self._ready} | {id(r) for r in waiting if r.timer is not None}
-        submitted |= {id(r) for r in self.rates.clear()}
-        for request in reversed(waiting):
-            if id(request) in submitted:
-                self.unhold(request)
-                self.tally.release(request)
-                request.give_back()
-        self._ready.clear()
+        return self.deliveries.in_pool >= self.pool.size and not self.pool.has_room()
 
     # -- the ways to the loop thread ---------------------------------------------------
-
-    def report(self, work: Callable[[], None]) -> None:
-        """Run `work` on the loop thread; the pool may be on it already."""
-        if self.on_loop:
-            work()
-        else:
-            self.inbox.post(work)
 
     def aside(self, work: Callable[[], None], then: Callable[[], None]) -> None:
         """Do something that may block away from the loop, then `then` on the loop thread.
@@ -442,14 +263,6 @@ class Worker:
         """Store something away from the caller's thread, whichever that is; nothing follows."""
         self._aside.submit(_attempt, work)
 
-    def settle(self, message: Any, how: str) -> None:
-        """Acknowledge or reject (without requeue) a message that became no request."""
-        call = message.ack if how == "ack" else partial(message.reject, requeue=False)
-        try:
-            call()
-        except self.connection_errors as exc:
-            self.salvage.failed(exc, message, call)
-
     @property
     def connection_errors(self) -> tuple[type[BaseException], ...]:
         """What a lost connection looks like on this transport."""
@@ -459,7 +272,7 @@ class Worker:
 
     def is_live(self, patience_s: float) -> bool:
         """Whether the loop turns; a solo worker that runs a task counts as turning."""
-        if self.pool.inline and self.tally.active:
+        if self.pool.inline and self.deliveries.active:
             return True
         return time.monotonic() - self.last_turn < patience_s
 
@@ -478,9 +291,3 @@ def _attempt(work: Callable[[], None]) -> None:
         work()
     except Exception:
         logger.exception("a result could not be stored")
-
-
-def _cancel(timer: Any) -> None:
-    """Cancel a timer of a request. Its entry stays in the schedule until its time has come."""
-    timer.cancel()
-    timer.args = ()  # without the request and its message

@@ -21,8 +21,7 @@ class FakeWorker:
 
     def __init__(self) -> None:
         self.pool = Pool()
-        self.tally = SimpleNamespace(reserved={})
-        self.prefetch = SimpleNamespace(held=0, parked=0)
+        self.deliveries = SimpleNamespace(reserved={}, prefetch=SimpleNamespace(held=0, parked=0))
         self.now = 1_000.0
         self._keys = itertools.count()
 
@@ -35,7 +34,7 @@ class FakeWorker:
 
     def work(self, count: int) -> None:
         """So many tasks are at hand, running or waiting."""
-        self.tally.reserved = {next(self._keys): object() for _ in range(count)}
+        self.deliveries.reserved = {next(self._keys): object() for _ in range(count)}
 
 
 @pytest.fixture
@@ -93,7 +92,7 @@ def test_tasks_that_wait_for_their_time_need_no_slot(
     scaler: Autoscaler, worker: FakeWorker
 ) -> None:
     worker.work(7)
-    worker.prefetch.held, worker.prefetch.parked = 4, 2
+    worker.deliveries.prefetch.held, worker.deliveries.prefetch.parked = 4, 2
     assert look(scaler, worker) == 2
     assert scaler.info() == {"max": 8, "min": 2, "current": 2, "qty": 1}
 

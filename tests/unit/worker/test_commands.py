@@ -170,7 +170,7 @@ def test_stats_have_the_shape_that_pages_read(worker: Worker) -> None:
     assert stats["clock"] == str(worker.app.clock.value)
     assert stats["pool"]["max-concurrency"] == 1
     assert isinstance(stats["uptime"], int)
-    assert stats["prefetch_count"] == worker.prefetch.window
+    assert stats["prefetch_count"] == worker.deliveries.prefetch.window
     assert {"utime", "stime", "maxrss", "nivcsw"} <= set(stats["rusage"])
     assert stats["umbel"]["received"] == 1
     assert "autoscaler" not in stats
@@ -211,13 +211,13 @@ def test_a_greeting_is_answered_with_what_is_revoked_and_the_clock(worker: Worke
 def test_rate_limits_are_set_and_lifted(worker: Worker) -> None:
     set_to = {"ok": "new rate limit set successfully"}
     assert run(worker, "rate_limit", task_name="plain", rate_limit="5/m") == set_to
-    assert worker.rates.lanes["plain"].bucket.rate == pytest.approx(5 / 60)
+    assert worker.deliveries.limits.lanes["plain"].bucket.rate == pytest.approx(5 / 60)
     assert run(worker, "registered")[1] == "plain [rate_limit=5/m]"
     lifted = {"ok": "rate limit disabled successfully"}
     for nothing in (0, "0", None, ""):
         run(worker, "rate_limit", task_name="plain", rate_limit=3)
         answer = run(worker, "rate_limit", task_name="plain", rate_limit=nothing)
-        assert "plain" not in worker.rates.lanes
+        assert "plain" not in worker.deliveries.limits.lanes
         assert nothing == "0" or answer == lifted
     assert run(worker, "rate_limit", task_name="nosuch", rate_limit="5/m") == {
         "error": "unknown task"
@@ -230,7 +230,7 @@ def test_rate_limits_are_set_and_lifted(worker: Worker) -> None:
 def test_time_limits_apply_to_the_next_task(worker: Worker) -> None:
     receive(worker, "plain")
     strategy = worker.receiver.strategies["plain"]
-    request = next(iter(worker.tally.reserved.values()))
+    request = next(iter(worker.deliveries.reserved.values()))
     done = {"ok": "time limits set successfully"}
     assert run(worker, "time_limit", task_name="plain", soft=3, hard="9") == done
     assert strategy.limits(request.header) == (3.0, 9.0)
@@ -331,7 +331,7 @@ def test_a_revoked_task_is_discarded_on_receipt(worker: Worker) -> None:
     worker.receiver(message)
     finish_asides(worker)
     assert message.fate == ["ack"]
-    assert not worker.tally.reserved
+    assert not worker.deliveries.reserved
     assert worker.app.backend.get_meta(message.headers["id"])["status"] == "REVOKED"
 
 
@@ -340,10 +340,10 @@ def test_a_task_that_was_received_is_discarded_just_before_it_would_run(worker: 
     run(worker, "revoke", task_id=message.headers["id"])
     assert message.fate == []
     worker.stop_wanted.clear()
-    worker.dispatch()
+    worker.deliveries.dispatch()
     finish_asides(worker)
     assert message.fate == ["ack"]
-    assert worker.tally.started == 0
+    assert worker.counters.started == 0
 
 
 @pytest.mark.parametrize(
@@ -387,12 +387,12 @@ def test_a_task_that_is_due_tomorrow_and_was_revoked_today_does_not_run_tomorrow
     worker: Worker, first: str
 ) -> None:
     day = Day()
-    worker.revocations = Revocations(day)
+    worker.revocations = worker.deliveries.revocations = Revocations(day)
     message = task_message("plain", eta=tomorrow())
     task_id = message.headers["id"]
     if first == "the task":
         worker.receiver(message)
-        (request,) = worker.tally.reserved.values()
+        (request,) = worker.deliveries.reserved.values()
         run(worker, "revoke", task_id=task_id)
     else:
         run(worker, "revoke", task_id=task_id)
@@ -404,7 +404,7 @@ def test_a_task_that_is_due_tomorrow_and_was_revoked_today_does_not_run_tomorrow
     worker.revocations.purge(day())
     assert task_id in worker.revocations.ids()
     if first == "the task":
-        request.strategy.proceed(request)  # its time has come
+        worker.deliveries.proceed(request)  # its time has come
         finish_asides(worker)
         assert message.fate == ["ack"]
         assert worker.app.backend.get_meta(task_id)["status"] == "REVOKED"
@@ -413,7 +413,7 @@ def test_a_task_that_is_due_tomorrow_and_was_revoked_today_does_not_run_tomorrow
     worker.receiver(again)
     finish_asides(worker)
     assert again.fate == ["ack"]
-    assert worker.tally.started == 0
+    assert worker.counters.started == 0
     day.ahead_s = 2 * DAY_S
     worker.revocations.purge(day())
     assert task_id not in worker.revocations.ids(), "nothing lasts for ever"
@@ -423,7 +423,7 @@ def test_what_was_revoked_today_is_still_so_for_a_worker_that_starts_tomorrow(
     worker: Worker, tmp_path: Path
 ) -> None:
     day = Day()
-    worker.revocations = Revocations(day)
+    worker.revocations = worker.deliveries.revocations = Revocations(day)
     message = receive(worker, "plain", eta=tomorrow())
     with StateDB.open(tmp_path / "w.db") as worker.statedb:
         run(worker, "revoke", task_id=message.headers["id"])

@@ -188,7 +188,7 @@ def damped(make: Make, monkeypatch: pytest.MonkeyPatch, lives_s: list[float]) ->
     blueprint: Any = Failing(lives_s, patience, clock)
     consumer.blueprint = blueprint
     consumer.run()
-    assert consumer.worker.tally.connections_lost == len(lives_s)
+    assert consumer.worker.counters.connections_lost == len(lives_s)
     return patience.waits_s
 
 

@@ -43,7 +43,9 @@ class Site:
         self.now = 0.0
         self.timer = Timer()
         self.plan = SimpleNamespace(time_limit_s=time_limit_s)
-        self.tally = SimpleNamespace(reserved={}, active={})
+        self.active: dict[int, Any] = {}
+        self.waiting: dict[int, Any] = {}
+        self.deliveries = self
         self.returned: list[Any] = []
         self.timeout = ConsumerTimeout(self, lambda: self.now)  # type: ignore[arg-type]
         transport = SimpleNamespace(driver_type=kind)
@@ -54,12 +56,15 @@ class Site:
     def hold(self, tag: int) -> Any:
         message = SimpleNamespace(channel=CHANNEL, delivery_tag=tag)
         request = SimpleNamespace(message=message, settled=False)
-        self.tally.reserved[id(request)] = request
+        self.waiting[id(request)] = request
         return request
+
+    def unsettled(self) -> list[Any]:
+        return [one for one in self.waiting.values() if not one.settled]
 
     def return_waiting(self, requests: list[Any]) -> None:
         for request in requests:
-            del self.tally.reserved[id(request)]
+            del self.waiting[id(request)]
             self.returned.append(request)
 
     def look(self, now: float) -> list[Any]:
@@ -131,9 +136,7 @@ def test_what_the_server_names_goes_before_the_setting(app: Umbel) -> None:
 
 def test_a_running_task_is_named_when_the_channel_is_closed(app: Umbel) -> None:
     site = Site(app)
-    site.tally.active = {
-        n: SimpleNamespace(name="late", id=f"id-{n}", settled=n == 0) for n in range(13)
-    }
+    site.active = {n: SimpleNamespace(name="late", id=f"id-{n}", settled=n == 0) for n in range(13)}
     line = site.timeout.explain(Exception(CLOSED))
     assert line is not None
     assert "late[id-1], " in line
@@ -224,7 +227,7 @@ def test_tags_begin_anew_with_a_channel(app: Umbel) -> None:
     site.look(0)
     site.timeout.end()
     assert site.timer.cancelled
-    site.tally.reserved.clear()
+    site.waiting.clear()
     site.timeout.begin(site.consumer)
     site.hold(1)
     assert not site.look(DEFAULT_S)

@@ -35,10 +35,10 @@ def test_a_loop_that_waits_for_an_answer_when_the_stop_is_asked_for_is_cut_off(
 
 
 def test_running_tasks_have_no_deadline(worker: Worker) -> None:
-    worker._in_pool = 1
+    worker.deliveries.in_pool = 1
     worker.stop()
     assert not worker.consumer.leaving.has_begun
-    worker._in_pool = 0
+    worker.deliveries.in_pool = 0
     worker.consumer.leaving.begin()
     worker.consumer.leaving.lift()
     assert not worker.consumer.lost

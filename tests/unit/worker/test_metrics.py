@@ -22,11 +22,11 @@ from umbel import Umbel, __version__
 from umbel.exceptions import ImproperlyConfigured
 from umbel.worker import endpoint
 from umbel.worker import metrics as module
+from umbel.worker.delivery_driver import TaskDelivery
 from umbel.worker.endpoint import Answer, Endpoint
 from umbel.worker.metrics import OTHER, Metrics
 from umbel.worker.orders import Outcome
 from umbel.worker.refused_input import malformed
-from umbel.worker.request import Request
 from umbel.worker.worker import Worker
 
 Samples = dict[tuple[Any, ...], float]
@@ -74,18 +74,18 @@ def _task_first(label: tuple[str, str]) -> tuple[bool, str]:
     return (label[0] != "task", label[0])
 
 
-def received(worker: Worker, name: str, **fields: Any) -> Request:
+def received(worker: Worker, name: str, **fields: Any) -> TaskDelivery:
     message = task_message(name, channel=object(), **fields)
     return taken(worker, message)
 
 
-def taken(worker: Worker, message: Message) -> Request:
+def taken(worker: Worker, message: Message) -> TaskDelivery:
     worker.consumer.channel = message.channel
     worker.receiver(message)
-    request = next(iter(worker.tally.reserved.values()))
-    if worker._ready:
-        worker._ready.pop()
-        worker._in_pool += 1
+    request = next(iter(worker.deliveries.reserved.values()))
+    if worker.deliveries.ready:
+        worker.deliveries.ready.pop()
+        worker.deliveries.in_pool += 1
     return request
 
 
@@ -98,7 +98,7 @@ def test_what_a_fresh_worker_tells(worker: Worker) -> None:
     assert found["umbel_info", "unit@test", "solo", __version__] == 1
     assert found["umbel_start_time_seconds",] == worker.started_at
     assert found["umbel_pool_size",] == 1
-    assert found["umbel_prefetch_window",] == worker.prefetch.window > 0
+    assert found["umbel_prefetch_window",] == worker.deliveries.prefetch.window > 0
     assert found["umbel_clock",] == worker.app.clock.value
     for name in (
         "ready", "messages_received_total", "tasks_reserved", "tasks_active", "tasks_held",
@@ -113,10 +113,10 @@ def test_numbers_that_the_worker_keeps_anyway_are_read_when_somebody_asks(worker
     class Events:
         sent, lost = 7, 2
 
-    tally, prefetch = worker.tally, worker.prefetch
+    counters, prefetch = worker.counters, worker.deliveries.prefetch
     worker.events = Events()  # type: ignore[assignment]
-    tally.received, tally.connections_lost, tally.rebuilt_by_watchdog = 10, 3, 1
-    tally.refused.update({"undecodable": 4, "too-big": 1})
+    counters.received, counters.connections_lost, counters.rebuilt_by_watchdog = 10, 3, 1
+    counters.refused.update({"undecodable": 4, "too-big": 1})
     worker.gossip.counts["bad-clock"] = 8
     assert worker.panel is not None
     worker.panel.refused["denied"] = 9
@@ -178,7 +178,7 @@ def test_a_task_is_counted_when_it_comes_begins_and_ends(worker: Worker) -> None
     ],
 )
 def test_every_end_is_counted_once(
-    worker: Worker, end: Callable[[Request], None], state: str
+    worker: Worker, end: Callable[[TaskDelivery], None], state: str
 ) -> None:
     request = received(worker, "late")
     request.accepted(1, time.monotonic())
@@ -193,7 +193,7 @@ def test_every_end_is_counted_once(
 def test_a_task_that_was_dropped_with_its_connection_is_cancelled(worker: Worker) -> None:
     request = received(worker, "late")
     request.accepted(1, time.monotonic())
-    request.dropped = True
+    request.cancelled = True
     request.terminated(15)
     assert samples(worker)["umbel_tasks_finished_total", "late", "CANCELLED"] == 1
 

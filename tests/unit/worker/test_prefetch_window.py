@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.worker.prefetch import AMQP_WINDOW_MAX, Limit, Prefetch
+from umbel.worker.delivery.prefetch import AMQP_WINDOW_MAX, Limit, Prefetch
 
 counts = st.integers(0, 200)
 
@@ -105,7 +105,8 @@ class ModelBroker:
     """A queue without end, and what RabbitMQ lets through: by channel or by consumer."""
 
     def __init__(self, concurrency: int, multiplier: int) -> None:
-        self.prefetch = Prefetch(concurrency, multiplier, None, lambda: len(self.unsettled))
+        self.prefetch = Prefetch(concurrency, multiplier)
+        self.prefetch.count_taken = lambda: len(self.unsettled)
         self.limit = Limit(0)
         self.consumer = 0
         self.unsettled: list[tuple[str, int, Waits]] = []  # kind, consumer, message

@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel.app.declaring import parse_rate
-from umbel.worker.prefetch import Prefetch
-from umbel.worker.rates import Bucket, RateLimits
+from umbel.wire.tasks import TaskHeader
+from umbel.worker.delivery.effects import Delivery
+from umbel.worker.delivery.limits import Bucket, RateLimits
+from umbel.worker.delivery.prefetch import Prefetch
 
 
 class Timer:
@@ -21,7 +23,7 @@ class Timer:
         self.now = 0.0
         self.entries: list[Any] = []
 
-    def call_after(self, wait_s: float, call: Callable[..., None], args: tuple[Any, ...]) -> Any:
+    def call_after(self, wait_s: float, call: Callable[..., None], *args: Any) -> Any:
         entry = Entry(self.now + wait_s, call, args)
         self.entries.append(entry)
         return entry
@@ -47,119 +49,120 @@ class Entry:
         self.cancelled = True
 
 
-class FakeWorker:
-    """What the limits need of a worker."""
+class Place:
+    """What the limits ask for, and where deliveries go from there."""
 
     def __init__(self, parked_max: int = 1_000) -> None:
         self.timer = Timer()
         self.prefetch = Prefetch(2, 4)
         self.ran: list[tuple[float, Any]] = []
         self.returned: list[Any] = []
-        self.rates = RateLimits(self, parked_max, lambda: self.timer.now)  # type: ignore[arg-type]
+        self.call_after = self.timer.call_after
+        effects: Any = self
+        self.limits = RateLimits(self, effects, self.prefetch, parked_max, lambda: self.timer.now)
 
-    def ready(self, request: Any) -> None:
-        self.ran.append((self.timer.now, request))
+    def make_ready(self, delivery: Any) -> None:
+        self.ran.append((self.timer.now, delivery))
 
-    def hold(self, request: Any, wait_s: float, then: Callable[[Any], None]) -> None:
-        self.timer.call_after(wait_s, then, (request,))
+    judge_again = make_ready
 
-    def return_to_queue(self, request: Any) -> None:
-        self.returned.append(request)
+    def return_behind(self, delivery: Any) -> None:
+        self.returned.append(delivery)
+
+    def surplus_returned(self, parked_max: int) -> None:
+        """Nobody reads the log."""
+
+    def queue_of(self, message: Any) -> str | None:
+        return None
+
+    def set(self, name: str, rate: str | None) -> None:
+        self.limits.set(name, parse_rate(rate))
 
     def admit(self, count: int, name: str = "t") -> None:
         for number in range(count):
-            self.rates.admit(name, FakeRequest(self, number))
-
-
-class FakeRequest:
-    def __init__(self, worker: FakeWorker, number: int) -> None:
-        self.number = number
-        self.strategy = self
-        self.worker = worker
-
-    def enter(self, request: Any) -> None:
-        self.worker.ready(request)
+            policy: Any = None
+            self.limits.admit(name, Delivery(policy, number, TaskHeader(task=name, id=str(number))))
 
 
 def test_tasks_of_a_limited_type_are_spread_evenly() -> None:
-    worker = FakeWorker()
-    worker.rates.set("t", "10/s")
-    worker.admit(5)
-    worker.timer.advance(1)
-    assert [when for when, _ in worker.ran] == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
+    place = Place()
+    place.set("t", "10/s")
+    place.admit(5)
+    place.timer.advance(1)
+    assert [when for when, _ in place.ran] == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
 
 
 def test_parked_tasks_run_in_the_order_in_which_they_came() -> None:
-    worker = FakeWorker()
-    worker.rates.set("t", "100/s")
-    worker.admit(20)
-    worker.timer.advance(5)
-    assert [request.number for _, request in worker.ran] == list(range(20))
+    place = Place()
+    place.set("t", "100/s")
+    place.admit(20)
+    place.timer.advance(5)
+    assert [one.message for _, one in place.ran] == list(range(20))
 
 
 def test_another_type_is_not_delayed() -> None:
-    worker = FakeWorker()
-    worker.rates.set("slow", "1/h")
-    worker.admit(500, "slow")
-    worker.admit(1, "other")
-    assert len(worker.ran) == 2
+    place = Place()
+    place.set("slow", "1/h")
+    place.admit(500, "slow")
+    place.admit(1, "other")
+    assert len(place.ran) == 2
 
 
 def test_parked_tasks_take_no_place_in_the_window_and_leave_none_behind() -> None:
-    worker = FakeWorker()
-    base = worker.prefetch.window
-    worker.rates.set("t", "10/s")
-    worker.admit(30)
-    assert worker.prefetch.window == base + 29
-    worker.timer.advance(10)
-    assert worker.prefetch.window == base
-    assert len(worker.ran) == 30
+    place = Place()
+    base = place.prefetch.window
+    place.set("t", "10/s")
+    place.admit(30)
+    assert place.prefetch.window == base + 29
+    place.timer.advance(10)
+    assert place.prefetch.window == base
+    assert len(place.ran) == 30
 
 
 def test_a_lifted_limit_lets_all_parked_tasks_run_at_once() -> None:
-    worker = FakeWorker()
-    worker.rates.set("t", "1/h")
-    worker.admit(50)
-    worker.rates.set("t", None)
-    assert len(worker.ran) == 50
-    assert worker.prefetch.parked == 0
+    place = Place()
+    place.set("t", "1/h")
+    place.admit(50)
+    place.set("t", None)
+    assert len(place.ran) == 50
+    assert place.prefetch.parked == 0
 
 
 def test_a_new_limit_applies_to_what_is_parked_at_once() -> None:
-    worker = FakeWorker()
-    worker.rates.set("t", "1/h")
-    worker.admit(11)
-    worker.rates.set("t", "10/s")
-    worker.timer.advance(1.0)
-    assert len(worker.ran) == 11
+    place = Place()
+    place.set("t", "1/h")
+    place.admit(11)
+    place.set("t", "10/s")
+    place.timer.advance(1.0)
+    assert len(place.ran) == 11
 
 
 def test_beyond_the_bound_tasks_go_back_to_their_queue() -> None:
-    worker = FakeWorker(parked_max=3)
-    worker.rates.set("t", "1/h")
-    worker.admit(10)
-    assert worker.returned == []
-    worker.timer.advance(0.1)
-    assert len(worker.returned) == 6
-    assert worker.rates.given_back == 6
-    assert worker.prefetch.parked == 3
+    place = Place(parked_max=3)
+    place.set("t", "1/h")
+    place.admit(10)
+    assert place.returned == []
+    place.timer.advance(0.1)
+    assert len(place.returned) == 6
+    assert place.limits.given_back == 6
+    assert place.prefetch.parked == 3
 
 
 def test_a_limit_that_was_set_at_run_time_outlives_the_first_message_of_its_type() -> None:
-    worker = FakeWorker()
-    worker.rates.set("t", "1/m")
-    worker.rates.begin("t", "100/s")
-    assert worker.rates.lanes["t"].bucket.rate == pytest.approx(1 / 60)
+    place = Place()
+    place.set("t", "1/m")
+    place.limits.begin("t", 100.0)
+    assert place.limits.lanes["t"].bucket.rate == pytest.approx(1 / 60)
 
 
 def test_clearing_forgets_what_is_parked_and_its_timers() -> None:
-    worker = FakeWorker()
-    worker.rates.set("t", "1/s")
-    worker.admit(4)
-    assert len(worker.rates.clear()) == 3
-    worker.timer.advance(10)
-    assert len(worker.ran) == 1
-    assert worker.prefetch.parked == 0
+    place = Place()
+    place.set("t", "1/s")
+    place.admit(4)
+    assert len(place.limits.clear()) == 3
+    place.timer.advance(10)
+    assert len(place.ran) == 1
+    assert place.prefetch.parked == 0
 
 
 def test_a_bucket_does_not_save_up() -> None:

@@ -12,7 +12,8 @@ from tests.unit.worker.parts import Message, finish_asides, idle_worker, task_me
 from umbel import Umbel
 from umbel.cluster.revocations import Revocations
 from umbel.worker import revoked_messages
-from umbel.worker.request import Request
+from umbel.worker.delivery.states import State
+from umbel.worker.delivery_driver import TaskDelivery
 from umbel.worker.worker import Worker
 
 
@@ -64,7 +65,7 @@ def finish(worker: Worker) -> None:
 
 
 def test_every_place_in_which_a_message_waits_is_left_and_counted_off(worker: Worker) -> None:
-    window = worker.prefetch.window
+    window = worker.deliveries.prefetch.window
     receive(worker, "limited")  # takes the token
     waiting = [
         receive(worker, "plain"),
@@ -72,15 +73,23 @@ def test_every_place_in_which_a_message_waits_is_left_and_counted_off(worker: Wo
         *(receive(worker, "limited") for _ in range(4)),  # two of them are surplus
     ]
     kept = receive(worker, "plain")
-    assert (worker.prefetch.held, worker.prefetch.parked, len(worker.rates.surplus)) == (1, 4, 2)
+    assert (
+        worker.deliveries.prefetch.held,
+        worker.deliveries.prefetch.parked,
+        len(worker.deliveries.limits.surplus),
+    ) == (1, 4, 2)
     revoke(worker, *waiting)
     assert [message.fate for message in waiting] == [["ack"]] * 6
-    assert (worker.prefetch.held, worker.prefetch.parked, len(worker.rates.surplus)) == (0, 0, 0)
-    assert worker.prefetch.window == window
-    assert [request.message for request in worker._ready][1:] == [kept]
-    assert len(worker.tally.reserved) == 2
+    assert (
+        worker.deliveries.prefetch.held,
+        worker.deliveries.prefetch.parked,
+        len(worker.deliveries.limits.surplus),
+    ) == (0, 0, 0)
+    assert worker.deliveries.prefetch.window == window
+    assert [request.message for request in worker.deliveries.ready][1:] == [kept]
+    assert len(worker.deliveries.reserved) == 2
     scheduled = [argument for _, _, entry in worker.timer.queue for argument in entry.args]
-    assert not any(isinstance(one, Request) for one in scheduled)
+    assert not any(isinstance(one, TaskDelivery) for one in scheduled)
     revoke(worker, *waiting)  # once more
     assert [message.fate for message in waiting] == [["ack"]] * 6
 
@@ -89,24 +98,27 @@ def test_messages_of_one_id_are_settled_together_and_forgotten_one_by_one(worker
     first, second = receive(worker, "plain", eta=tomorrow()), task_message("plain", eta=tomorrow())
     second.headers["id"] = first.headers["id"]
     worker.receiver(second)
-    one, other = worker.tally.of(first.headers["id"])
-    worker.tally.release(one)
-    worker.tally.release(one)
-    assert worker.tally.of(first.headers["id"]) == (other,)
-    worker.tally.reserve(one)
+    one, other = worker.deliveries.of(first.headers["id"])
+    worker.deliveries.discard(one, "expired")
+    assert worker.deliveries.of(first.headers["id"]) == (other,)
+    third = task_message("plain", eta=tomorrow())
+    third.headers["id"] = first.headers["id"]
+    worker.receiver(third)
     revoke(worker, first)
-    assert first.fate == second.fate == ["ack"]
-    assert worker.tally.of(first.headers["id"]) == ()
+    assert first.fate == second.fate == third.fate == ["ack"]
+    assert worker.deliveries.of(first.headers["id"]) == ()
 
 
 def test_a_task_that_runs_is_left_alone(worker: Worker) -> None:
     message = receive(worker, "plain")
-    (request,) = worker._ready
-    worker._ready.clear()
-    worker.tally.active[id(request)] = request
+    (request,) = worker.deliveries.ready
+    worker.deliveries.ready.clear()
+    request.state = State.IN_POOL
+    worker.deliveries.began(request)
+    message.fate.clear()  # acknowledged early
     revoke(worker, message)
     assert message.fate == []
-    assert worker.tally.reserved == {id(request): request}
+    assert worker.deliveries.reserved == {id(request): request}
 
 
 def test_a_revoke_of_more_than_are_remembered_settles_all_that_are_held(
@@ -135,4 +147,4 @@ def test_what_other_nodes_tell_is_settled_as_well(worker: Worker, told: str) -> 
     worker.learn_revoked(changed, "mingle")
     finish(worker)
     assert (message.fate, spared.fate) == (["ack"], [])
-    assert worker.prefetch.held == 1
+    assert worker.deliveries.prefetch.held == 1

@@ -33,7 +33,7 @@ def worker() -> Iterator[Worker]:
 def order_for(worker: Worker, fun: Callable[..., Any], *args: Any) -> Order:
     worker.app.task(name="probe")(fun)
     worker.receiver(task_message("probe", *args))
-    return worker._ready.pop().order
+    return worker.deliveries.ready.pop().order
 
 
 def run(worker: Worker, fun: Callable[..., Any], *args: Any) -> tuple[Outcome, str]:

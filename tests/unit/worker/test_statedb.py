@@ -461,7 +461,7 @@ def test_what_was_revoked_in_a_former_life_is_discarded(make: Callable[..., Work
     finish_asides(worker)
     assert [one.fate for one in (message, stamped, other)] == [["ack"], ["ack"], []]
     assert worker.app.backend.get_meta(message.headers["id"])["status"] == "REVOKED"
-    assert [request.id for request in worker._ready] == [other.headers["id"]]
+    assert [request.id for request in worker.deliveries.ready] == [other.headers["id"]]
 
 
 def test_a_task_that_is_due_tomorrow_stays_revoked_until_then(
@@ -486,18 +486,18 @@ def test_a_task_that_is_due_tomorrow_stays_revoked_until_then(
 def test_a_held_task_is_discarded_when_its_time_has_come(make: Callable[..., Worker]) -> None:
     worker = make()
     now = time.time()
-    worker.revocations = Revocations(lambda: now)
+    worker.revocations = worker.deliveries.revocations = Revocations(lambda: now)
     eta = datetime.now(UTC) + timedelta(days=1)
     message = task_message("add", 2, 2, eta=eta.isoformat())
     worker.receiver(message)
-    (request,) = worker.tally.reserved.values()
+    (request,) = worker.deliveries.reserved.values()
     worker.revocations.revoke(request.id, now)
     worker.revocations.note_task(request.id, eta.timestamp(), None, now)
     now = eta.timestamp()
-    request.strategy.proceed(request)
+    worker.deliveries.proceed(request)
     finish_asides(worker)
     assert message.fate == ["ack"]
-    assert worker.prefetch.held == 0
+    assert worker.deliveries.prefetch.held == 0
 
 
 def test_a_task_that_was_ready_is_not_run_when_it_was_revoked_meanwhile(
@@ -511,7 +511,7 @@ def test_a_task_that_was_ready_is_not_run_when_it_was_revoked_meanwhile(
     submitted: list[Any] = []
     worker.pool.submit = lambda order, *rest: submitted.append(order.id)  # type: ignore[method-assign]
     worker.stop_wanted.clear()
-    worker.dispatch()
+    worker.deliveries.dispatch()
     finish_asides(worker)
     assert messages[0].fate == ["ack"]
     assert submitted == [messages[1].headers["id"]]

@@ -213,7 +213,7 @@ def test_the_consumer_comes_and_goes_in_any_order_of_calls(worker: Worker) -> No
         move = dice.choice(["start", "stop", "terminate", "restart", "lost"])
         if move == "lost":
             consumer.lost = True
-            worker.salvage.deliveries_void()
+            worker.driver.connection_lost()
             blueprint.stop(consumer)
             consumer.lost = False
         elif move == "terminate":
@@ -224,7 +224,7 @@ def test_the_consumer_comes_and_goes_in_any_order_of_calls(worker: Worker) -> No
         assert (consumer.connection is not None) is up, f"seed {seed}"
         assert (consumer.channel is not None) is up, f"seed {seed}"
         assert Agent.alive == int(up), f"seed {seed}"
-        assert worker.prefetch.window == worker.prefetch.base
+        assert worker.deliveries.prefetch.window == worker.deliveries.prefetch.base
     blueprint.stop(consumer)
     assert len(worker.timer) == 0
 

@@ -12,8 +12,8 @@ import pytest
 from tests.unit.worker.parts import Message, finish_asides, idle_worker, task_message
 from umbel import Umbel
 from umbel.exceptions import BackendError, TaskRevokedError
-from umbel.worker import stored_states
-from umbel.worker.stored_states import is_revoked
+from umbel.worker.delivery import stored
+from umbel.worker.delivery.stored import is_revoked
 from umbel.worker.worker import Worker
 
 STORED = datetime(2026, 11, 18, 12, tzinfo=UTC)
@@ -108,16 +108,18 @@ def in_s(seconds: float) -> str:
 def test_a_message_that_may_have_waited_elsewhere_is_judged_by_its_stored_state(
     worker: Worker, how: dict[str, Any]
 ) -> None:
-    window = worker.prefetch.window
+    window = worker.deliveries.prefetch.window
     revoked = revoked_before(worker, "plain", **how)
     finish_asides(worker)
     finish_asides(worker)
     assert revoked.fate == ["ack"]
-    assert (worker.prefetch.window, worker.tally.reserved) == (window, {})
+    assert (worker.deliveries.prefetch.window, worker.deliveries.reserved) == (window, {})
     receive(worker, "plain", **how)
     finish_asides(worker)
     due_later = how.get("eta", "") > in_s(0)
-    assert (worker.prefetch.held, len(worker._ready)) == ((1, 0) if due_later else (0, 1))
+    assert (worker.deliveries.prefetch.held, len(worker.deliveries.ready)) == (
+        (1, 0) if due_later else (0, 1)
+    )
 
 
 @pytest.mark.parametrize(
@@ -126,7 +128,7 @@ def test_a_message_that_may_have_waited_elsewhere_is_judged_by_its_stored_state(
 )
 def test_other_messages_are_not_asked_about(worker: Worker, name: str, how: dict[str, Any]) -> None:
     revoked_before(worker, name, **how)
-    assert len(worker._ready) == 1
+    assert len(worker.deliveries.ready) == 1
     assert not worker.busy
 
 
@@ -139,14 +141,14 @@ def test_a_backend_that_fails_keeps_nothing_from_running(
     monkeypatch.setattr(worker.app.backend, "get_many", fail)
     receive(worker, "plain", redelivered=True)
     finish_asides(worker)
-    assert len(worker._ready) == 1
+    assert len(worker.deliveries.ready) == 1
     assert "gone" in caplog.text
 
 
 def test_many_messages_are_asked_about_together_and_each_is_answered(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored_states, "CHUNK", 4)
+    monkeypatch.setattr(stored, "CHUNK", 4)
     backend = worker.app.backend
     asked: list[int] = []
     get_many = backend.get_many
@@ -160,16 +162,16 @@ def test_many_messages_are_asked_about_together_and_each_is_answered(
     for _ in range(4):
         finish_asides(worker)
     assert asked == [1, 4, 4, 1]
-    assert [request.message for request in worker._ready] == messages
-    assert worker.prefetch.held == 0
+    assert [request.message for request in worker.deliveries.ready] == messages
+    assert worker.deliveries.prefetch.held == 0
 
 
 def test_a_request_that_was_given_back_meanwhile_is_left_alone(worker: Worker) -> None:
     message = revoked_before(worker, "plain", redelivered=True)
-    worker.give_back()
+    worker.deliveries.give_back()
     finish_asides(worker)
     assert message.fate == ["requeue"]
-    assert worker.prefetch.held == 0
+    assert worker.deliveries.prefetch.held == 0
 
 
 def test_messages_that_come_behind_one_that_is_asked_about_do_not_overtake_it(
@@ -182,18 +184,22 @@ def test_messages_that_come_behind_one_that_is_asked_about_do_not_overtake_it(
         receive(worker, "plain", redelivered=True),
         receive(worker, "ignored"),
     ]
-    assert not worker._ready
+    assert not worker.deliveries.ready
     for _ in range(2):
         finish_asides(worker)
     messages.append(receive(worker, "plain"))
-    assert [request.message for request in worker._ready] == messages
-    assert (worker.prefetch.held, worker.stored_states.line_count, worker.busy) == (0, 0, False)
+    assert [request.message for request in worker.deliveries.ready] == messages
+    assert (
+        worker.deliveries.prefetch.held,
+        worker.deliveries.stored_states.line_count,
+        worker.busy,
+    ) == (0, 0, False)
 
 
 def test_one_that_waits_for_its_eta_is_overtaken(worker: Worker) -> None:
     receive(worker, "plain", eta=in_s(600))
     message = receive(worker, "plain")
-    assert [request.message for request in worker._ready] == [message]
+    assert [request.message for request in worker.deliveries.ready] == [message]
 
 
 def test_a_backend_that_is_silent_is_not_waited_for_any_longer(
@@ -210,17 +216,17 @@ def test_a_backend_that_is_silent_is_not_waited_for_any_longer(
     monkeypatch.setattr(backend, "get_many", get_late)
     revoked = revoked_before(worker, "plain", eta=in_s(600))
     messages = [receive(worker, "plain", redelivered=True), receive(worker, "plain")]
-    assert not worker._ready
-    worker.stored_states._give_up(next(iter(worker.tally.reserved.values())))
+    assert not worker.deliveries.ready
+    worker.deliveries.stored_states._give_up(next(iter(worker.deliveries.reserved.values())))
     messages.append(receive(worker, "plain", redelivered=True))
-    assert [request.message for request in worker._ready] == messages
-    assert worker.prefetch.held == 1
+    assert [request.message for request in worker.deliveries.ready] == messages
+    assert worker.deliveries.prefetch.held == 1
     answers.set()
     for _ in range(2):
         finish_asides(worker)
     assert revoked.fate == ["ack"], "it was still there when the answer came"
-    assert worker.prefetch.held == worker.stored_states.line_count == 0
+    assert worker.deliveries.prefetch.held == worker.deliveries.stored_states.line_count == 0
     assert revoked_before(worker, "plain", redelivered=True).fate == []
     for _ in range(2):
         finish_asides(worker)
-    assert len(worker._ready) == 3
+    assert len(worker.deliveries.ready) == 3

@@ -43,7 +43,7 @@ def worker(app: Umbel) -> Iterator[Worker]:
 def test_a_good_message_becomes_a_request_that_is_ready(worker: Worker) -> None:
     message = task_message("add", 2, 2)
     worker.receiver(message)
-    assert [request.id for request in worker._ready] == [message.headers["id"]]
+    assert [request.id for request in worker.deliveries.ready] == [message.headers["id"]]
     assert message.fate == []
 
 
@@ -71,8 +71,8 @@ def test_no_message_gets_through_the_barrier_without_an_answer(
     worker.receiver(message)
     finish_asides(worker)
     assert message.fate in (["reject"], ["ack"])
-    assert not worker.tally.reserved
-    assert worker.tally.refused.total() == 1
+    assert not worker.deliveries.reserved
+    assert worker.counters.refused.total() == 1
 
 
 def test_an_error_that_nobody_foresaw_is_answered_too(
@@ -95,17 +95,17 @@ def test_an_unregistered_task_is_rejected_and_its_caller_told(worker: Worker) ->
     assert message.fate == ["reject"]
     meta = worker.app.backend.get_meta(message.headers["id"])
     assert meta["status"] == "FAILURE"
-    assert worker.tally.refused["unregistered"] == 1
+    assert worker.counters.refused["unregistered"] == 1
 
 
 def test_a_task_that_is_not_due_is_held_and_widens_the_window(worker: Worker) -> None:
     eta = datetime.now(UTC) + timedelta(hours=1)
-    before = worker.prefetch.window
+    before = worker.deliveries.prefetch.window
     worker.receiver(task_message("add", 2, 2, eta=eta.isoformat()))
-    assert worker.prefetch.window == before + 1
-    assert not worker._ready
-    worker.give_back()
-    assert worker.prefetch.window == before
+    assert worker.deliveries.prefetch.window == before + 1
+    assert not worker.deliveries.ready
+    worker.deliveries.give_back()
+    assert worker.deliveries.prefetch.window == before
 
 
 def test_messages_that_are_given_back_go_newest_first(worker: Worker) -> None:
@@ -114,9 +114,9 @@ def test_messages_that_are_given_back_go_newest_first(worker: Worker) -> None:
     for number, message in enumerate(messages):
         message.reject = lambda requeue, n=number: order.append(n)  # type: ignore[method-assign]
         worker.receiver(message)
-    worker.give_back()
+    worker.deliveries.give_back()
     assert order == [2, 1, 0]
-    assert not worker.tally.reserved
+    assert not worker.deliveries.reserved
 
 
 def test_an_expired_task_is_revoked(worker: Worker) -> None:
@@ -131,14 +131,14 @@ def test_an_expired_task_is_revoked(worker: Worker) -> None:
 def test_limits_of_the_call_go_over_those_of_the_task(worker: Worker) -> None:
     worker.receiver(task_message("late"))
     worker.receiver(task_message("late", time_limit=7))
-    plain, called = worker._ready
+    plain, called = worker.deliveries.ready
     assert plain.strategy.limits(plain.header) == (3, 9)
     assert called.strategy.limits(called.header) == (3, 7)
 
 
 def test_what_is_expected_of_a_task_is_the_mean_of_the_last_ones(worker: Worker) -> None:
     worker.receiver(task_message("late"))
-    strategy = worker._ready[0].strategy
+    strategy = worker.deliveries.ready[0].strategy
     assert strategy.typical_s is None
     strategy.took(0.001)
     assert strategy.typical_s == 0.001
@@ -177,7 +177,7 @@ def test_what_was_revoked_in_hand_is_not_begun(worker: Worker) -> None:
     for _ in range(5):
         worker.receiver(task_message("late"))
     first, second, third = hand.taken
-    assert len(worker._ready) == 2
+    assert len(worker.deliveries.ready) == 2
     assert worker.busy
     assert worker.saturated
     changed = worker.revocations.revoke([second.id], time.time())
@@ -185,7 +185,7 @@ def test_what_was_revoked_in_hand_is_not_begun(worker: Worker) -> None:
     worker.inbox.run()
     assert hand.taken[:2] == [first, third]
     assert len(hand.taken) == 3
-    assert len(worker._ready) == 1
+    assert len(worker.deliveries.ready) == 1
     finish_asides(worker)
     assert second.message.fate == ["ack"]
 
@@ -197,7 +197,7 @@ def test_what_is_in_hand_is_given_back(worker: Worker) -> None:
     messages = [task_message("late") for _ in range(4)]
     for message in messages:
         worker.receiver(message)
-    worker.give_back()
+    worker.deliveries.give_back()
     assert [message.fate for message in messages] == [["requeue"]] * 4
     assert not worker.busy
-    assert not worker.tally.reserved
+    assert not worker.deliveries.reserved

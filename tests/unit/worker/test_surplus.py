@@ -3,59 +3,59 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from kombu.asynchronous.timer import Timer as KombuTimer
 
-from umbel.worker.prefetch import Prefetch
-from umbel.worker.rates import RateLimits
-from umbel.worker.surplus import LONG_S, RETURNS_PER_S, ROOM_MIN, SHORT_S, Round
+from umbel.wire.tasks import TaskHeader
+from umbel.worker.delivery.effects import Delivery
+from umbel.worker.delivery.limits import RateLimits
+from umbel.worker.delivery.prefetch import Prefetch
+from umbel.worker.delivery.surplus import LONG_S, RETURNS_PER_S, ROOM_MIN, SHORT_S, Round
 
 
-class Request:
-    """A task of one type in one queue."""
-
-    def __init__(self, name: str, number: int, queue: str) -> None:
-        self.name, self.id = name, f"{name}-{number}"
-        info = {"exchange": "", "routing_key": queue}
-        self.message = SimpleNamespace(delivery_info=info)
-        self.strategy = self
-        self.ready: list[Request] = []
-
-    def enter(self, request: Request) -> None:
-        request.ready.append(request)
+def made(name: str, number: int, queue: str) -> Delivery:
+    """A delivery of one type of task; its message is the name of the queue."""
+    policy: Any = SimpleNamespace(name=name)
+    return Delivery(policy, queue, TaskHeader(task=name, id=f"{name}-{number}"))
 
 
 class Site:
-    """A worker and the queues that it consumes; a message that goes back goes to the tail."""
+    """The effects of a worker with queues; a message that goes back goes to the tail."""
 
     def __init__(self, parked_max: int, lasting: bool = True) -> None:
         self.now = 0.0
         self.timer = ManualTimer(self)
         self.prefetch = Prefetch(2, 4)
-        self.ran: list[Request] = []
+        self.ran: list[Delivery] = []
         self.taken_count = 0
-        self.queues: dict[str, deque[Request]] = {}
+        self.queues: dict[str, deque[Delivery]] = {}
         self.stopped: set[str] = set()
         self.lasting = lasting
-        self.consumer = self
-        self.returns = SimpleNamespace(pending=0)
-        self.rates = RateLimits(self, parked_max, lambda: self.now)  # type: ignore[arg-type]
+        self.call_after = self.timer.call_after
+        effects: Any = self
+        self.rates = RateLimits(self, effects, self.prefetch, parked_max, lambda: self.now)
         self.surplus = self.rates.surplus
 
-    # what the limits ask of a worker
-    def ready(self, request: Request) -> None:
-        self.ran.append(request)
+    # where deliveries go from the limits
+    def make_ready(self, delivery: Delivery) -> None:
+        self.ran.append(delivery)
 
-    def return_to_queue(self, request: Request) -> None:
-        self.queues[self.queue_of(request.message)].append(request)
+    judge_again = make_ready
 
-    # what they ask of a consumer
+    def return_behind(self, delivery: Delivery) -> None:
+        self.queues[delivery.message].append(delivery)
+
+    # effects
+    def surplus_returned(self, parked_max: int) -> None:
+        """Nobody reads the log."""
+
     def queue_of(self, message: Any) -> str:
-        return str(message.delivery_info["routing_key"])
+        return str(message)
+
+    origin_of = queue_of
 
     def can_rest(self, name: str) -> bool:
         return self.lasting
@@ -73,9 +73,7 @@ class Site:
     def send(self, name: str, count: int, queue: str = "q", start: int = 0) -> None:
         own = self.queues.setdefault(queue, deque())
         for number in range(start, start + count):
-            request = Request(name, number, queue)
-            request.ready = self.ran
-            own.append(request)
+            own.append(made(name, number, queue))
 
     def work(self, seconds: float, per_s: int = 2_000) -> None:
         """Let time pass: messages are taken one by one, timers run when they are due."""
@@ -83,13 +81,13 @@ class Site:
             for name, own in self.queues.items():
                 if own and name not in self.stopped:
                     self.taken_count += 1
-                    request = own.popleft()
-                    self.rates.admit(request.name, request)  # type: ignore[arg-type]
+                    delivery = own.popleft()
+                    self.rates.admit(delivery.policy.name, delivery)
             self.now += 1 / per_s
             self.timer.run()
 
     def names(self) -> list[str]:
-        return [request.name for request in self.ran]
+        return [one.policy.name for one in self.ran]
 
 
 class ManualTimer:
@@ -100,8 +98,8 @@ class ManualTimer:
         self.entries: list[tuple[float, int, Any]] = []
         self.count = 0
 
-    def call_after(self, wait_s: float, call: Any, args: Iterable[Any]) -> Any:
-        entry = KombuTimer.Entry(call, tuple(args))
+    def call_after(self, wait_s: float, call: Any, *args: Any) -> Any:
+        entry = KombuTimer.Entry(call, args)
         self.count += 1
         self.entries.append((self.site.now + wait_s, self.count, entry))
         return entry
@@ -116,7 +114,7 @@ class ManualTimer:
 
 def site_with(count: int, parked_max: int = 100, **options: Any) -> Site:
     site = Site(parked_max, **options)
-    site.rates.set("slow", "1/h")
+    site.rates.set("slow", 1 / 3600)
     site.send("slow", count)
     return site
 
@@ -222,7 +220,7 @@ def test_another_type_that_comes_for_the_first_time_ends_no_rest() -> None:
 
 def test_a_fast_limit_is_used_to_the_full_in_spite_of_rests() -> None:
     site = Site(100)
-    site.rates.set("slow", "100/s")
+    site.rates.set("slow", 100.0)
     site.send("slow", 2_000)
     site.work(20.5)
     assert len(site.ran) == 2_000
@@ -239,7 +237,7 @@ def test_a_queue_that_would_be_deleted_does_not_rest() -> None:
 
 def test_nothing_is_left_over_when_the_surplus_has_run() -> None:
     site = Site(20)
-    site.rates.set("slow", "200/s")
+    site.rates.set("slow", 200.0)
     site.send("slow", 300)
     site.work(3)
     assert len(site.ran) == 300
@@ -266,7 +264,7 @@ def test_clearing_forgets_the_surplus_and_its_rests(seconds: float) -> None:
 
 def test_a_bound_of_none_still_lets_tasks_run_at_their_rate() -> None:
     site = Site(0)
-    site.rates.set("slow", "50/s")
+    site.rates.set("slow", 50.0)
     site.send("slow", 100)
     site.work(4)
     assert len(site.ran) == 100

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from umbel.worker.counters import Counters
 from umbel.worker.errors import ConnectionFailed
-from umbel.worker.tally import Tally
 from umbel.worker.watchdog import Watchdog, patience_s
 
 
@@ -27,7 +27,7 @@ def consumer(can_consume: bool = True, **settings: Any) -> Any:
         connection=connection(),
         app=SimpleNamespace(conf=conf(**settings)),
         channel=SimpleNamespace(qos=qos),
-        worker=SimpleNamespace(tally=Tally()),
+        worker=SimpleNamespace(counters=Counters()),
         last_sign=0.0,
     )
 
@@ -36,10 +36,10 @@ def test_silence_that_is_too_long_ends_the_connection_and_is_counted() -> None:
     one = consumer()
     watch = Watchdog(one)
     watch.check(one.last_sign + 29)
-    assert one.worker.tally.rebuilt_by_watchdog == 0
+    assert one.worker.counters.rebuilt_by_watchdog == 0
     with pytest.raises(ConnectionFailed, match="no sign of life for 31 s"):
         watch.check(one.last_sign + 31)
-    assert one.worker.tally.rebuilt_by_watchdog == 1
+    assert one.worker.counters.rebuilt_by_watchdog == 1
 
 
 def test_whatever_can_be_read_is_a_sign_of_life() -> None:
@@ -56,7 +56,7 @@ def test_a_worker_whose_window_is_full_asks_for_nothing_and_hears_nothing() -> N
     now = one.last_sign + 1000
     watch.check(now)
     assert one.last_sign == now, "the time counts from when it could hear again"
-    assert one.worker.tally.rebuilt_by_watchdog == 0
+    assert one.worker.counters.rebuilt_by_watchdog == 0
 
 
 def test_a_worker_without_a_watchdog_is_patient_for_ever() -> None:

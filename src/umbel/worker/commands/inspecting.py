@@ -101,13 +101,13 @@ def stats(state: CommandState, **_: Any) -> dict[str, Any]:
     """Numbers of the worker."""
     worker = state.worker
     found: dict[str, Any] = {
-        "total": dict(worker.tally.by_task),
+        "total": dict(worker.counters.by_task),
         "pid": worker.pid,
         "clock": str(state.app.clock.value),
         "uptime": round(time.time() - worker.started_at),
         "pool": worker.pool.info(),
         "broker": broker_info(state),
-        "prefetch_count": worker.prefetch.window,
+        "prefetch_count": worker.deliveries.prefetch.window,
         "rusage": _rusage(),
         "umbel": _own(worker),
     }
@@ -117,15 +117,15 @@ def stats(state: CommandState, **_: Any) -> dict[str, Any]:
 
 
 def _own(worker: Any) -> dict[str, Any]:
-    tally, events, gossip = worker.tally, worker.events, worker.gossip
+    counters, events, gossip = worker.counters, worker.events, worker.gossip
     counts = refused(worker)
     return {
-        "received": tally.received,
-        "finished": tally.finished,
+        "received": counters.received,
+        "finished": counters.finished,
         "refused": counts["tasks"],
-        "connections_lost": tally.connections_lost,
-        "rebuilt_by_watchdog": tally.rebuilt_by_watchdog,
-        "parked": worker.rates.parked_count,
+        "connections_lost": counters.connections_lost,
+        "rebuilt_by_watchdog": counters.rebuilt_by_watchdog,
+        "parked": worker.deliveries.limits.parked_count,
         "paused": sorted(worker.consumption.paused),
         "refused_queues": dict(worker.refused_queues),
         "events_sent": events.sent if events is not None else 0,

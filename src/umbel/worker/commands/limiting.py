@@ -23,7 +23,7 @@ def rate_limit(
         return {"error": f"Invalid rate limit string: {rate_limit!r}"}
     if task is None:
         return {"error": "unknown task"}
-    state.worker.rates.set(task_name, rate_limit)
+    state.worker.driver.set_rate_limit(task_name, rate_limit)
     task.rate_limit = rate_limit
     if not rate_limit:
         return {"ok": "rate limit disabled successfully"}

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from umbel.cluster.revocations import BAD_HEADER, Revocations
 from umbel.exceptions import TaskRevokedError
 from umbel.worker.commands.registry import command
+from umbel.worker.delivery_driver import TaskDelivery
 from umbel.worker.panel import CommandState
-from umbel.worker.request import Request
 
 if TYPE_CHECKING:
     from umbel.worker.worker import Worker
@@ -42,7 +42,7 @@ def revoke(
     if not terminate:
         return {"ok": f"tasks {_shown(ids)} flagged as revoked"}
     ended = _terminate(
-        state, (held for one in sorted(ids) for held in worker.tally.of(one)), number
+        state, (held for one in sorted(ids) for held in worker.deliveries.of(one)), number
     )
     if not ended:
         return {"ok": "terminate: tasks unknown"}
@@ -79,7 +79,7 @@ def revoke_by_stamped_headers(
     given = Revocations(time.time)  # not all that are revoked: what runs was left alone before
     given.revoke_headers(headers, time.time())
 
-    held = list(worker.tally.reserved.values())
+    held = list(worker.deliveries.reserved.values())
     stamped = (one for one in held if given.matching(one.header.stamps) is not None)
     ended = _terminate(state, stamped, number)
     if not ended:
@@ -128,8 +128,8 @@ def _revoke(state: CommandState, ids: set[str], stamp: Any, method: str) -> None
     changed = worker.revocations.revoke(sorted(ids), worker.wall(), stamp)
     worker.learn_revoked(changed, method, ids)
     # What is held here is stored when it is settled, unless a task that runs on the loop is first.
-    running = (request.id for request in list(worker.tally.active.values()))
-    here = running if worker.inline else (one for one in ids if worker.tally.of(one))
+    running = (request.id for request in list(worker.deliveries.active.values()))
+    here = running if worker.inline else (one for one in ids if worker.deliveries.of(one))
     elsewhere = ids.difference(here)
     if elsewhere and state.app.backend.keeps_results:
         # Whoever waits for the result learns of it now, not when the message comes up.
@@ -144,7 +144,7 @@ def _store_revoked(state: CommandState, ids: Sequence[str]) -> None:
                 backend.store(one, TaskRevokedError("revoked"), "REVOKED")
 
 
-def _terminate(state: CommandState, chosen: Iterable[Request], number: int) -> list[str]:
+def _terminate(state: CommandState, chosen: Iterable[TaskDelivery], number: int) -> list[str]:
     return [request.id for request in chosen if _end(state.worker, request, number)]
 
 
@@ -155,16 +155,16 @@ def _still_running(state: CommandState, ended: list[str]) -> str:
         return ""
     until = time.monotonic() + ENDING_S
     while time.monotonic() < until:
-        left = {request.id for request in list(worker.tally.active.values())}.intersection(ended)
-        if not left:
+        running = {request.id for request in list(worker.deliveries.active.values())}
+        if not running.intersection(ended):
             return ""
         time.sleep(BEGINNING_S)
     return f" (still running: a {worker.pool.name} worker ends a task when its code is in Python)"
 
 
-def _end(worker: Worker, request: Request, number: int) -> bool:
+def _end(worker: Worker, request: TaskDelivery, number: int) -> bool:
     """End a task; False when the pool does not have it: then it is revoked before it gets there."""
-    # The pool knows better than the tally, which hears of a begun task a moment later.
+    # The pool knows better than the machine, which hears of a begun task a moment later.
     if worker.pool.cancel(request.id, number):
         return True
     if not worker.inline or request.timer is not None:

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 from umbel.wire.limits import Refusal
 from umbel.wire.reprs import safe_repr
 from umbel.wire.times import format_time
+from umbel.worker.delivery.states import State
 
 if TYPE_CHECKING:
-    from umbel.worker.request import Request
+    from umbel.worker.delivery_driver import TaskDelivery
     from umbel.worker.worker import Worker
 
 SCHEDULE_PRIORITY = 6
 
 
-def info(request: Request, *, safe: bool = False) -> dict[str, Any]:
+def info(request: TaskDelivery, *, safe: bool = False) -> dict[str, Any]:
     """One request; with `safe` its arguments are texts."""
     header, order = request.header, request.order
     args, kwargs = _arguments(request, safe)
@@ -27,7 +28,7 @@ def info(request: Request, *, safe: bool = False) -> dict[str, Any]:
         "args": args,
         "kwargs": kwargs,
         "type": header.task,
-        "hostname": request.worker.plan.hostname,
+        "hostname": request.driver.hostname,
         "time_start": _started_at(request),
         "acknowledged": request.settled,
         "delivery_info": order.delivery_info,
@@ -35,11 +36,11 @@ def info(request: Request, *, safe: bool = False) -> dict[str, Any]:
     }
 
 
-def _arguments(request: Request, safe: bool) -> tuple[Any, Any]:
+def _arguments(request: TaskDelivery, safe: bool) -> tuple[Any, Any]:
     header = request.header
-    rules = request.strategy.redaction
+    rules = request.policy.redaction
     try:
-        body = request.worker.runner.open(request.order)[1]
+        body = request.driver.open_body(request)
     except Refusal:
 
         def refuse() -> tuple[Any, Any]:
@@ -55,7 +56,7 @@ def _arguments(request: Request, safe: bool) -> tuple[Any, Any]:
     return body.args, body.kwargs
 
 
-def _started_at(request: Request) -> float | None:
+def _started_at(request: TaskDelivery) -> float | None:
     """Unix time of the start."""
     if request.accepted_at is None:
         return None
@@ -63,27 +64,30 @@ def _started_at(request: Request) -> float | None:
     return time.time() - ago_s
 
 
-def active(worker: Worker) -> list[Request]:
+def active(worker: Worker) -> list[TaskDelivery]:
     """What runs."""
-    return list(worker.tally.active.values())
+    return list(worker.deliveries.active.values())
 
 
-def scheduled(worker: Worker) -> list[Request]:
+def scheduled(worker: Worker) -> list[TaskDelivery]:
     """What waits for its eta."""
-    running = worker.tally.active
-    found = list(worker.tally.reserved.items())
-    return [r for key, r in found if r.timer is not None and r.eta is not None
-            and key not in running]  # fmt: skip
+    return [one for one in list(worker.deliveries.reserved.values()) if _is_scheduled(one)]
 
 
-def reserved(worker: Worker) -> list[Request]:
+def reserved(worker: Worker) -> list[TaskDelivery]:
     """What waits for a place in the pool or for its rate limit."""
-    running = worker.tally.active
-    found = list(worker.tally.reserved.items())
-    return [r for key, r in found if key not in running and (r.timer is None or r.eta is None)]
+    return [
+        one
+        for one in list(worker.deliveries.reserved.values())
+        if one.state is not State.RUNNING and not _is_scheduled(one)
+    ]
 
 
-def schedule_entry(request: Request, *, safe: bool = False) -> dict[str, Any]:
+def _is_scheduled(delivery: TaskDelivery) -> bool:
+    return delivery.state is State.HELD and delivery.eta_s is not None
+
+
+def schedule_entry(request: TaskDelivery, *, safe: bool = False) -> dict[str, Any]:
     """A request that waits for its time."""
     eta = format_time(request.eta) if request.eta is not None else None
     return {"eta": eta, "priority": SCHEDULE_PRIORITY, "request": info(request, safe=safe)}

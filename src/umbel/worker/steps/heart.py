@@ -78,13 +78,13 @@ def vital_signs(worker: Worker, interval_s: float) -> dict[str, Any]:
     lengths = watch.lengths if watch is not None else None
     return {
         "freq": (events.beat_interval_s if events is not None else None) or interval_s,
-        "active": len(worker.tally.active),
-        "processed": worker.tally.started,
+        "active": len(worker.deliveries.active),
+        "processed": worker.counters.started,
         "loadavg": [round(load, 2) for load in os.getloadavg()],
         "lost": events.lost if events is not None else 0,
         "revoked": worker.mingling.summary(),
         "concurrency": worker.pool.size,
-        "reserved": len(worker.tally.reserved),
+        "reserved": len(worker.deliveries.reserved),
         "task_events": events is not None and events.sends("task"),
         **({"clock_shift": shift_s} if shift_s else {}),
         **({"refused_queues": refused} if refused else {}),

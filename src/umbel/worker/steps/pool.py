@@ -42,8 +42,8 @@ class PoolStep(Step):
                 max_memory_per_child_kib=plan.max_memory_per_child_kib,
                 child_ending=last_words(parent.app),
                 loop=parent.inbox,
-                has_room=parent.dispatch,
-                overdue=lambda: parent.inbox.post(parent.reconsider),
+                has_room=parent.deliveries.dispatch,
+                overdue=lambda: parent.inbox.post(parent.deliveries.reconsider),
                 proc_alive_timeout_s=parent.app.conf.worker_proc_alive_timeout,
             )
         )

@@ -13,7 +13,7 @@ from umbel.broker import delayed, leases
 from umbel.broker.connections import driver
 from umbel.broker.messages import leave_compressed
 from umbel.worker.blueprint import Step
-from umbel.worker.prefetch import AMQP_WINDOW_MAX, Limit
+from umbel.worker.delivery.prefetch import AMQP_WINDOW_MAX, Limit
 
 logger = logging.getLogger("umbel.consumer")
 
@@ -32,7 +32,7 @@ class TasksStep(Step):
         channel = parent.channel = parent.connection.channel()
         leave_compressed(channel)
         _prepare(channel, parent)
-        worker.salvage.reclaim(channel)
+        worker.driver.connection_back(channel)
         worker.consumption.declare()
         parent.tasks = Consumer(
             channel,
@@ -44,8 +44,9 @@ class TasksStep(Step):
             auto_declare=False,
         )
         is_amqp = driver(parent.connection) == "amqp"
-        worker.prefetch.window_max = AMQP_WINDOW_MAX if is_amqp else None
-        worker.prefetch.forget_sent()
+        prefetch = worker.deliveries.prefetch
+        prefetch.window_max = AMQP_WINDOW_MAX if is_amqp else None
+        prefetch.forget_sent()
         parent.limits_consumers = False
         self.apply_prefetch(parent)
         self._keep_leases(parent)
@@ -66,15 +67,15 @@ class TasksStep(Step):
             return
 
         def renew() -> None:
-            held = [r for r in worker.tally.reserved.values() if not r.settled and not r.void]
-            leases.renew(channel, (request.message.delivery_tag for request in held))
+            held = worker.deliveries.unsettled()
+            leases.renew(channel, (one.message.delivery_tag for one in held))
 
         worker.timer.call_repeatedly(min(term_s / 3, LEASE_RENEWAL_MAX_S), renew)
 
     @staticmethod
     def apply_prefetch(parent: Any) -> None:
         """Tell the broker how many messages we want at once."""
-        prefetch = parent.worker.prefetch
+        prefetch = parent.worker.deliveries.prefetch
         # Messages that arrive while the broker is told may change the window again.
         while prefetch.is_due:
             prefetch.apply(partial(_ask_for, parent))
@@ -121,7 +122,7 @@ def _ask_for(parent: Any, limit: Limit) -> None:
     Quorum queues accept limits of consumers only. These hold for consumers made later, so they are
     made anew; so they are when a limit of theirs is lifted.
     """
-    tasks, prefetch = parent.tasks, parent.worker.prefetch
+    tasks, prefetch = parent.tasks, parent.worker.deliveries.prefetch
     if hasattr(parent.channel, "slack"):  # more than this many need not be here
         parent.channel.slack = max(0, prefetch.base - prefetch.concurrency)
     quorum = _any_quorum(parent)

@@ -59,7 +59,6 @@ class Prefetch:
         concurrency: int,
         multiplier: int,
         held_max: int | None = None,
-        count_taken: Callable[[], int] = int,
     ) -> None:
         self.concurrency = concurrency
         self.multiplier = multiplier
@@ -71,7 +70,7 @@ class Prefetch:
         self.debtors = 0
         self.adopted = 0
         self._sent: int | None = None
-        self._count_taken = count_taken
+        self.count_taken: Callable[[], int] = int
         # While consumers have credit, how many of the messages that they have brought wait. Those
         # of an earlier *era* came from consumers that have been replaced.
         self.gives_credit = False
@@ -141,7 +140,7 @@ class Prefetch:
         own = self.own
         if sent - self._era_waiting - self.adopted >= own:
             return False
-        return self._count_taken() - self.held - self.parked < own
+        return self.count_taken() - self.held - self.parked < own
 
     def _needs_credit(self) -> bool:
         if self.window_max is None or self.own + self.credit_step > self.window_max:

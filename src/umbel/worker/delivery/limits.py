@@ -11,20 +11,14 @@ was lifted.
 
 from __future__ import annotations
 
-import logging
-import time
 from collections import deque
 from collections.abc import Callable, Container, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from umbel.app.declaring import parse_rate
-from umbel.worker.surplus import Surplus
-
-if TYPE_CHECKING:
-    from umbel.worker.request import Request
-    from umbel.worker.worker import Worker
-
-logger = logging.getLogger("umbel.rates")
+from umbel.worker.delivery.effects import Delivery, Effects, Timer
+from umbel.worker.delivery.prefetch import Prefetch
+from umbel.worker.delivery.states import State
+from umbel.worker.delivery.surplus import Surplus
 
 
 class Bucket:
@@ -60,23 +54,43 @@ class Lane:
 
     def __init__(self, rate: float) -> None:
         self.bucket = Bucket(rate)
-        self.parked: deque[Request] = deque()
-        self.timer: object | None = None
+        self.parked: deque[Delivery] = deque()
+        self.timer: Timer | None = None
+
+
+class Ways(Protocol):
+    """Where deliveries go from here."""
+
+    def make_ready(self, delivery: Delivery) -> None:
+        """It may run as soon as the pool has room."""
+
+    def judge_again(self, delivery: Delivery) -> None:
+        """It has its token; meanwhile it may have expired or been revoked."""
+
+    def return_behind(self, delivery: Delivery) -> None:
+        """Another worker shall run it."""
 
 
 class RateLimits:
-    """All limited types of one worker. Used on the loop thread only."""
+    """All limited types of one worker."""
 
     def __init__(
-        self, worker: Worker, parked_max: int, clock: Callable[[], float] = time.monotonic
+        self,
+        ways: Ways,
+        effects: Effects,
+        prefetch: Prefetch,
+        parked_max: int,
+        clock: Callable[[], float],
     ) -> None:
-        self._worker = worker
+        self._ways = ways
+        self._do = effects
+        self._prefetch = prefetch
         self._clock = clock
         self._known: set[str] = set()  # types whose limit was set, if only to none
         self.lanes: dict[str, Lane] = {}
         self.parked_max = max(parked_max, 1)
         self._waiting_count = 0  # parked, and surplus
-        self.surplus = Surplus(worker, parked_max, self._give_back, clock)
+        self.surplus = Surplus(effects, parked_max, self._give_back, clock)
         self.given_back = 0
 
     @property
@@ -84,14 +98,13 @@ class RateLimits:
         """How many wait within the bound."""
         return self._waiting_count - len(self.surplus)
 
-    def begin(self, name: str, rate: str | float | None) -> None:
-        """The limit that a type begins with; one that was set before it stays."""
+    def begin(self, name: str, per_s: float | None) -> None:
+        """The limit that a type begins with; one that was set before stays."""
         if name not in self._known:
-            self.set(name, rate)
+            self.set(name, per_s)
 
-    def set(self, name: str, rate: str | float | None) -> None:
-        """Limit a task type, or lift its limit with 0 or None; ValueError for a bad rate."""
-        per_s = parse_rate(rate)
+    def set(self, name: str, per_s: float | None) -> None:
+        """Limit a task type to so many tasks per second, or lift its limit with 0 or None."""
         self._known.add(name)
         lane = self.lanes.get(name)
         if lane is None:
@@ -108,27 +121,28 @@ class RateLimits:
         while lane.parked:
             self._unpark(lane)
 
-    def admit(self, name: str, request: Request) -> None:
-        """Let the request run now, or when its type has a token again."""
+    def admit(self, name: str, delivery: Delivery) -> None:
+        """Let the delivery run now, or when its type has a token again."""
         lane = self.lanes.get(name)
         if lane is None or (not lane.parked and lane.bucket.take(self._clock())):
             if self.surplus.rounds:
-                self.surplus.found(request)
-            self._worker.ready(request)
+                self.surplus.found(delivery)
+            self._ways.make_ready(delivery)
             return
-        lane.parked.append(request)
+        delivery.state = State.PARKED
+        lane.parked.append(delivery)
         self._waiting_count += 1
-        self._worker.prefetch.park(request)
+        self._prefetch.park(delivery)
         if lane.timer is None:
             self._schedule(name, lane)
         if self._waiting_count > self.parked_max:
-            self.surplus.add(request)
+            self.surplus.add(delivery)
 
-    def waiting(self) -> list[Request]:
+    def waiting(self) -> list[Delivery]:
         """Everything that is parked, or surplus."""
-        return [request for lane in self.lanes.values() for request in lane.parked]
+        return [delivery for lane in self.lanes.values() for delivery in lane.parked]
 
-    def clear(self) -> list[Request]:
+    def clear(self) -> list[Delivery]:
         """Forget everything that is parked, or surplus; returns it."""
         dropped = self.waiting()
         self.surplus.forget()
@@ -142,7 +156,7 @@ class RateLimits:
         self._cancel(lane)
         if lane.parked:
             wait_s = lane.bucket.wait_s(self._clock())
-            lane.timer = self._worker.timer.call_after(wait_s, self._release, (name, lane))
+            lane.timer = self._do.call_after(wait_s, self._release, name, lane)
 
     def _release(self, name: str, lane: Lane) -> None:
         lane.timer = None
@@ -151,12 +165,12 @@ class RateLimits:
         self._schedule(name, lane)
 
     def _unpark(self, lane: Lane) -> None:
-        request = lane.parked.popleft()
-        self._count_off((request,))
-        self.surplus.shrink(request)
+        delivery = lane.parked.popleft()
+        self._count_off((delivery,))
+        self.surplus.shrink(delivery)
         self.made_room()
         # Its time may have run out, or it may have been revoked, while it was parked.
-        request.strategy.enter(request)
+        self._ways.judge_again(delivery)
 
     def made_room(self) -> None:
         """Fewer are parked than before: queues that rest may go on."""
@@ -164,8 +178,8 @@ class RateLimits:
             self.surplus.wake()
 
     def take_out(self, keys: Container[int]) -> list[int]:
-        """Forget the requests of these identities; which of them were parked, or surplus."""
-        gone: list[Request] = []
+        """Forget the deliveries of these identities; which of them were parked, or surplus."""
+        gone: list[Delivery] = []
         for lane in self.lanes.values():
             chosen = [one for one in lane.parked if id(one) in keys]
             if chosen:
@@ -174,30 +188,25 @@ class RateLimits:
                 if not lane.parked:
                     self._cancel(lane)
         self._count_off(gone)
-        for request in gone:
-            self.surplus.shrink(request)
-        return [id(request) for request in gone]
+        for delivery in gone:
+            self.surplus.shrink(delivery)
+        return [id(delivery) for delivery in gone]
 
-    def _give_back(self, requests: Sequence[Request]) -> None:
-        self.take_out({id(request) for request in requests})
+    def _give_back(self, deliveries: Sequence[Delivery]) -> None:
+        self.take_out({id(delivery) for delivery in deliveries})
         if not self.given_back:
-            logger.warning(
-                "more than %d tasks wait for rate limits: those beyond go back behind the others "
-                "of their queues. If there will always be so many, give them a queue and a worker "
-                "of their own, or raise worker_parked_task_limit",
-                self.parked_max,
-            )
-        self.given_back += len(requests)
-        for request in requests:
-            self._worker.return_to_queue(request)
+            self._do.surplus_returned(self.parked_max)
+        self.given_back += len(deliveries)
+        for delivery in deliveries:
+            self._ways.return_behind(delivery)
 
-    def _count_off(self, requests: Sequence[Request]) -> None:
-        self._waiting_count -= len(requests)
-        for request in requests:
-            self._worker.prefetch.unpark(request)
+    def _count_off(self, deliveries: Sequence[Delivery]) -> None:
+        self._waiting_count -= len(deliveries)
+        for delivery in deliveries:
+            self._prefetch.unpark(delivery)
 
     @staticmethod
     def _cancel(lane: Lane) -> None:
         if lane.timer is not None:
-            lane.timer.cancel()  # type: ignore[attr-defined]
+            lane.timer.cancel()
             lane.timer = None

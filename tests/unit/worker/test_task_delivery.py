@@ -8,9 +8,11 @@ import pytest
 
 from tests.unit.worker.parts import Message, finish_asides, idle_worker, task_message
 from umbel import Umbel
+from umbel.worker.delivery.machine import LOSSES_MAX
+from umbel.worker.delivery.states import MessageState, State
+from umbel.worker.delivery_driver import TaskDelivery
 from umbel.worker.orders import Outcome
 from umbel.worker.pools.base import notify
-from umbel.worker.request import LOSSES_MAX, Request
 from umbel.worker.worker import Worker
 
 
@@ -32,12 +34,13 @@ def worker() -> Iterator[Worker]:
     app.close()
 
 
-def received(worker: Worker, name: str) -> tuple[Request, Message]:
+def received(worker: Worker, name: str) -> tuple[TaskDelivery, Message]:
     message = task_message(name, channel=object())
     worker.consumer.channel = message.channel
     worker.receiver(message)
-    request = worker._ready.pop()
-    worker._in_pool += 1
+    request = worker.deliveries.ready.pop()
+    request.state = State.IN_POOL
+    worker.deliveries.in_pool += 1
     return request, message
 
 
@@ -68,14 +71,14 @@ def test_a_message_is_settled_as_the_task_and_its_outcome_say(
     assert message.fate == at_start
     request.finished(result)
     assert message.fate == at_end
-    assert not worker.tally.reserved
+    assert not worker.deliveries.reserved
     assert not worker.busy
 
 
 def test_a_message_of_a_lost_connection_is_left_alone(worker: Worker) -> None:
     request, message = received(worker, "late")
     request.accepted(1, 0.0)
-    worker.salvage.deliveries_void()
+    worker.driver.connection_lost()
     request.finished(outcome("SUCCESS"))
     assert message.fate == []
 
@@ -107,9 +110,9 @@ def test_a_request_is_released_whatever_fails_on_the_way(
     request, message = received(worker, name)
     message.error = RuntimeError("MISCONF the server stores nothing now")
     notify(getattr(request, how), *said)
-    assert not worker.tally.reserved
-    assert not worker.tally.active
-    assert worker.tally.finished == 1
+    assert not worker.deliveries.reserved
+    assert not worker.deliveries.active
+    assert worker.counters.finished == 1
     finish_asides(worker)
     assert not worker.busy
 
@@ -121,11 +124,11 @@ def test_a_late_task_whose_process_died_goes_back_until_it_is_taken_for_the_caus
     fates = []
     for _ in range(LOSSES_MAX + 1):
         message.fate.clear()
-        request.settled = False
+        request.state, request.message_state = State.IN_POOL, MessageState.OURS
         request.lost("signal 9 (SIGKILL)")
         finish_asides(worker)
         fates += message.fate
-        worker._in_pool += 1
+        worker.deliveries.in_pool += 1
     assert fates == ["requeue"] * LOSSES_MAX + ["ack"]
     meta = worker.app.backend.get_meta(request.id)
     assert meta["status"] == "FAILURE"

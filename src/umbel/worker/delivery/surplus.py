@@ -18,11 +18,9 @@ A queue that its broker deletes when nobody consumes it does not rest.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from umbel.worker.request import Request
-    from umbel.worker.worker import Worker
+from umbel.worker.delivery.effects import Delivery, Effects, Timer
 
 ROOM_MIN = 16
 SHORT_S, LONG_S = 0.05, 2.0
@@ -53,7 +51,7 @@ class Round:
         self.returned_count = 0
         self.marks_count = 0
         self.is_over = False
-        self.timer: Any = None  # while the queue rests: when to look at it
+        self.timer: Timer | None = None  # while the queue rests: when to look at it
         self.not_before = self.until = 0.0  # the rest ends
         self.length = 0  # of the queue, of which all was seen
         self.for_news = False  # it was begun because the queue had grown
@@ -91,57 +89,55 @@ class Surplus:
 
     def __init__(
         self,
-        worker: Worker,
+        effects: Effects,
         room: int,
-        give_back: Callable[[Sequence[Request]], None],
+        give_back: Callable[[Sequence[Delivery]], None],
         clock: Callable[[], float],
     ) -> None:
-        self._worker = worker
+        self._do = effects
         self.room = max(room, ROOM_MIN)
         self._give_back = give_back
         self._clock = clock
-        self._requests: dict[int, Request] = {}
+        self._deliveries: dict[int, Delivery] = {}
         self._since = 0.0  # when the first of these came
-        self._timer: Any = None
+        self._timer: Timer | None = None
         self._pause_s = SHORT_S
         self.rounds: dict[str, Round] = {}
         self._marks: dict[str, str] = {}  # tasks that went back in a round; their queues
         self._found: dict[Any, Any] = {}  # by origin, a message of something else that came
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self._deliveries)
 
     @property
     def is_resting(self) -> bool:
         """Whether a queue is not consumed for a while."""
         return any(one.timer is not None for one in self.rounds.values())
 
-    def add(self, request: Request) -> None:
+    def add(self, delivery: Delivery) -> None:
         """One more than may be parked."""
-        if not self._requests:
+        if not self._deliveries:
             self._since = self._clock()
-        self._requests[id(request)] = request
-        if self._marks and (queue := self._marks.get(request.id)) is not None:
+        self._deliveries[id(delivery)] = delivery
+        if self._marks and (queue := self._marks.get(delivery.id)) is not None:
             self._end_round(queue)
-        if len(self._requests) == self.room:
+        if len(self._deliveries) == self.room:
             self._call_after(0, self._push_out)
         elif self._timer is None:
             self._call_after(self._pause_s, self._look)
 
-    def found(self, request: Request) -> None:
+    def found(self, delivery: Delivery) -> None:
         """Something may run; asked while there are rounds."""
         if len(self._found) < FOUND_MAX:
-            info = request.message.delivery_info
-            origin = tuple(info.get(name) for name in ("consumer_tag", "exchange", "routing_key"))
-            self._found[origin] = request.message
+            self._found[self._do.origin_of(delivery.message)] = delivery.message
 
-    def shrink(self, request: Request) -> None:
-        """This request waits no longer: it was surplus, or the oldest that is can be parked."""
-        if not self._requests:
+    def shrink(self, delivery: Delivery) -> None:
+        """This delivery waits no longer: it was surplus, or the oldest that is can be parked."""
+        if not self._deliveries:
             return
-        if self._requests.pop(id(request), None) is None:
-            del self._requests[next(iter(self._requests))]
-        if not self._requests and not self.is_resting:
+        if self._deliveries.pop(id(delivery), None) is None:
+            del self._deliveries[next(iter(self._deliveries))]
+        if not self._deliveries and not self.is_resting:
             self.forget()
 
     def wake(self) -> None:
@@ -153,11 +149,11 @@ class Surplus:
             if one.timer is not None and one.until > now:
                 one.until = now
                 one.timer.cancel()
-                one.timer = self._worker.timer.call_after(0, self._look_at, (queue,))
+                one.timer = self._do.call_after(0, self._look_at, queue)
 
     def forget(self) -> None:
         """Begin anew; nothing is resting, or the consumer has stopped."""
-        self._requests.clear()
+        self._deliveries.clear()
         for one in self.rounds.values():
             if one.timer is not None:
                 one.timer.cancel()
@@ -174,14 +170,14 @@ class Surplus:
     def _call_after(self, wait_s: float, call: Callable[[], None]) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._worker.timer.call_after(wait_s, call, ())
+        self._timer = self._do.call_after(wait_s, call)
 
     def _look(self) -> None:
         """The pause is over."""
         self._timer = None
-        if not self._requests:
+        if not self._deliveries:
             return
-        early_s = len(self._requests) / RETURNS_PER_S - (self._clock() - self._since)
+        early_s = len(self._deliveries) / RETURNS_PER_S - (self._clock() - self._since)
         if early_s > 0 and self._pause_s > SHORT_S:
             self._call_after(early_s, self._look)
             return
@@ -191,57 +187,56 @@ class Surplus:
     def _push_out(self) -> None:
         """There is no more room."""
         self._timer = None
-        queue_of = self._worker.consumer.queue_of
-        for request in self._requests.values():
-            queue = queue_of(request.message)
+        queue_of = self._do.queue_of
+        for delivery in self._deliveries.values():
+            queue = queue_of(delivery.message)
             if queue is None:
                 continue
             one = self.rounds.setdefault(queue, Round())
             one.returned_count += 1
             if one.marks_count < MARKS_MAX:
                 one.marks_count += 1
-                self._marks[request.id] = queue
+                self._marks[delivery.id] = queue
         self._return()
 
     def _return(self) -> None:
-        requests, self._requests = list(self._requests.values()), {}
-        if requests:
-            self._give_back(requests)
+        deliveries, self._deliveries = list(self._deliveries.values()), {}
+        if deliveries:
+            self._give_back(deliveries)
 
     def _end_round(self, queue: str) -> None:
         one = self.rounds[queue]
         if not one.is_over:
             one.is_over = True
-            self._worker.timer.call_after(0, self._rest, (queue,))
+            self._do.call_after(0, self._rest, queue)
 
     def _rest(self, queue: str) -> None:
         """A round is over: take nothing from its queue for a while."""
-        one, consumer = self.rounds.get(queue), self._worker.consumer
+        one = self.rounds.get(queue)
         if one is None or one.timer is not None:
             return
         # Those that went back since it was over would end the next one too soon.
         self._marks = {task: own for task, own in self._marks.items() if own != queue}
         one.end(self._clock(), found=self._was_found(queue))
-        if consumer.can_rest(queue):
-            one.timer = self._worker.timer.call_after(SHORT_S, self._look_at, (queue,))
-            consumer.rest(queue)
+        if self._do.can_rest(queue):
+            one.timer = self._do.call_after(SHORT_S, self._look_at, queue)
+            self._do.rest(queue)
             self._return()  # what is here does not lie in it when its length is taken
 
     def _was_found(self, queue: str) -> bool:
-        queue_of = self._worker.consumer.queue_of
+        queue_of = self._do.queue_of
         own = [key for key, message in self._found.items() if queue_of(message) == queue]
         for key in own:
             del self._found[key]
         return bool(own)
 
     def _look_at(self, queue: str) -> None:
-        one, consumer, now = self.rounds.get(queue), self._worker.consumer, self._clock()
+        one, now = self.rounds.get(queue), self._clock()
         if one is None:
             return
-        length = None if consumer.returns.pending else consumer.length_of(queue)
-        if one.should_go_on(now, length):
+        if one.should_go_on(now, self._do.length_of(queue)):
             one.timer = None
-            consumer.resume(queue)
+            self._do.resume(queue)
         else:
             wait_s = min(LOOK_S, max(one.until - now, SHORT_S))
-            one.timer = self._worker.timer.call_after(wait_s, self._look_at, (queue,))
+            one.timer = self._do.call_after(wait_s, self._look_at, queue)

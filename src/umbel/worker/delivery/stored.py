@@ -23,29 +23,23 @@ revocation is not started.
 | REVOKED: expired               | runs, if this message has not expired                          |
 | anything else                  | runs                                                           |
 
-Many messages are asked about together. Meanwhile their requests are held, as for an eta. Messages
+Many messages are asked about together. Meanwhile their deliveries are held, as for an eta. Messages
 without an eta that come while such ones wait go behind them, so that what was given back runs in
 its old order. If the backend fails, or does not answer within `PATIENCE_S`, all go on.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from umbel.cluster.revocations import SKEW_MAX_S
-from umbel.exceptions import BackendError, TaskRevokedError
+from umbel.exceptions import TaskRevokedError
 from umbel.wire.limits import Refusal
 from umbel.wire.times import parse_time
-
-if TYPE_CHECKING:
-    from umbel.worker.request import Request
-    from umbel.worker.worker import Worker
-
-logger = logging.getLogger("umbel.worker")
+from umbel.worker.delivery.effects import Delivery, Effects
+from umbel.worker.delivery.states import State
 
 # How many are asked about in one round trip.
 CHUNK: Final = 256
@@ -53,86 +47,83 @@ PATIENCE_S: Final = 10.0
 REASONS: Final = frozenset({"revoked", "terminated"})
 
 
+class Ways(Protocol):
+    """Where deliveries go from here."""
+
+    def hold(self, delivery: Delivery, wait_s: float, then: Callable[[Delivery], None]) -> None:
+        """It waits for so long at most."""
+
+    def proceed(self, delivery: Delivery) -> None:
+        """It is not known to be revoked."""
+
+    def discard(self, delivery: Delivery, why: str) -> None:
+        """It may not run."""
+
+
 class StoredStates:
-    """The questions of one worker. On the loop thread."""
+    """The questions of one worker."""
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        self._waiting: list[Request] = []  # not asked about yet
-        self._asked: list[Request] = []
+    def __init__(self, ways: Ways, effects: Effects) -> None:
+        self._ways = ways
+        self._do = effects
+        self._waiting: list[Delivery] = []  # not asked about yet
+        self._asked: list[Delivery] = []
         self._is_late = False  # the answer is, and nobody waits for it
-        self.line_count = 0  # of requests here that have no eta
+        self.line_count = 0  # of deliveries here that have no eta
 
-    def enter(self, request: Request) -> None:
-        """Let the request go on when it is known not to be revoked, and no earlier one waits."""
-        must_wait = _is_read(request) or (request.eta is None and self.line_count > 0)
+    def enter(self, delivery: Delivery) -> None:
+        """Let it go on when it is known not to be revoked, and no earlier one waits."""
+        must_wait = _is_read(delivery) or (delivery.eta_s is None and self.line_count > 0)
         if self._is_late or not must_wait:
-            request.strategy.proceed(request)
+            self._ways.proceed(delivery)
             return
-        self._worker.hold(request, PATIENCE_S, self._give_up)
-        self._waiting.append(request)
-        self.line_count += request.eta is None
+        self._ways.hold(delivery, PATIENCE_S, self._give_up)
+        self._waiting.append(delivery)
+        self.line_count += delivery.eta_s is None
         if not self._asked:
             self._ask()
 
     def _ask(self) -> None:
         while self._waiting:
-            requests, self._waiting = self._waiting[:CHUNK], self._waiting[CHUNK:]
-            ids = [request.id for request in requests if _is_read(request)]
+            deliveries, self._waiting = self._waiting[:CHUNK], self._waiting[CHUNK:]
+            ids = [one.id for one in deliveries if _is_read(one)]
             if ids:
-                self._asked = requests
-                states: dict[str, dict[str, Any]] = {}
-                self._worker.aside(
-                    partial(self._read, ids, states), partial(self._answered, states)
-                )
+                self._asked = deliveries
+                self._do.read_states(ids, self._answered)
                 return
-            self._go_on(requests, {})
-
-    def _read(self, ids: Sequence[str], states: dict[str, dict[str, Any]]) -> None:
-        """On the side thread."""
-        try:
-            states.update(self._worker.app.backend.get_many(ids))
-        except BackendError as exc:
-            logger.warning(
-                "The stored states of %d tasks cannot be read, so they run unless this worker "
-                "knows that they are revoked: %s", len(ids), exc,
-            )  # fmt: skip
+            self._go_on(deliveries, {})
 
     def _answered(self, states: Mapping[str, Any]) -> None:
-        requests, self._asked = self._asked, []
+        deliveries, self._asked = self._asked, []
         self._is_late = False
-        self._go_on(requests, states)
+        self._go_on(deliveries, states)
         self._ask()
 
-    def _go_on(self, requests: Sequence[Request], states: Mapping[str, Any]) -> None:
-        held = self._worker.tally.reserved
-        self.line_count -= sum(request.eta is None for request in requests)
-        for request in requests:
-            if request.timer is None or id(request) not in held:
+    def _go_on(self, deliveries: Sequence[Delivery], states: Mapping[str, Any]) -> None:
+        self.line_count -= sum(one.eta_s is None for one in deliveries)
+        for one in deliveries:
+            if one.state is not State.HELD:
                 continue  # it was settled or given back meanwhile
-            meta = states.get(request.id)
-            if meta is not None and is_revoked(meta, request.header.umbel_sent):
-                request.strategy.discard(request, "revoked")
+            meta = states.get(one.id)
+            if meta is not None and is_revoked(meta, one.header.umbel_sent):
+                self._ways.discard(one, "revoked")
             else:
-                request.strategy.proceed(request)
+                self._ways.proceed(one)
 
-    def _give_up(self, _: Request) -> None:
+    def _give_up(self, _: Delivery) -> None:
         """One of them has waited for too long: all go on, and so do those that come now."""
-        logger.warning(
-            "The result backend has not answered for %g s: tasks run unless this worker knows that "
-            "they are revoked", PATIENCE_S,
-        )  # fmt: skip
-        requests, self._waiting = [*self._asked, *self._waiting], []
+        self._do.states_are_late(PATIENCE_S)
+        deliveries, self._waiting = [*self._asked, *self._waiting], []
         # Those that wait for their eta are still here when the answer comes, and are judged then.
-        self._asked = [request for request in self._asked if request.eta is not None]
+        self._asked = [one for one in self._asked if one.eta_s is not None]
         self._is_late = True
-        self._go_on(requests, {})
+        self._go_on(deliveries, {})
 
 
-def _is_read(request: Request) -> bool:
-    if request.eta is None and not request.order.redelivered:
+def _is_read(delivery: Delivery) -> bool:
+    if delivery.eta_s is None and not delivery.redelivered:
         return False
-    return request.strategy.keeps_result(request.header)
+    return delivery.policy.keeps_result(delivery.header)
 
 
 def is_revoked(meta: Mapping[str, Any], sent_ms: Any) -> bool:
