@@ -8,8 +8,7 @@ again are the worker's own.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from types import SimpleNamespace
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from hypothesis import given, settings
@@ -17,12 +16,12 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from tests.sizes import size
+from umbel.cluster.revocations import Revocations
 from umbel.wire.tasks import TaskHeader
-from umbel.worker.counters import Tally
+from umbel.worker.delivery.effects import ACK, COPIED, REQUEUE, Delivery
+from umbel.worker.delivery.machine import Deliveries
 from umbel.worker.delivery.prefetch import Prefetch
-from umbel.worker.delivery.redelivery import Key, Salvage
-from umbel.worker.orders import Order
-from umbel.worker.request import Request
+from umbel.worker.delivery.redelivery import Key
 
 
 class Lost(Exception):
@@ -93,76 +92,88 @@ class Broker:
         channel.unacknowledged.clear()
 
 
-class Worker:
-    """As much of a worker as requests know of."""
+class Policy:
+    """The tasks of this model: their ids say whether they are acknowledged late."""
 
-    connection_errors = (Lost,)
-    inline = False
-    metrics = None
+    name = "t"
+    acks_on_failure = requeue_lost = True
+
+    def __init__(self, acks_late: bool) -> None:
+        self.acks_late = acks_late
+
+    def keeps_result(self, header: TaskHeader) -> bool:
+        return False
+
+
+class Worker:
+    """The machine of a worker, with a pool in which everything begins at once."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
-        self.tally = Tally()
-        self.prefetch = Prefetch(8, 4)
-        conf = SimpleNamespace(
-            worker_cancel_long_running_tasks_on_connection_loss=False,
-            worker_enable_prefetch_count_reduction=True,
-        )
-        self.app = SimpleNamespace(conf=conf)
-        self.task_events = SimpleNamespace(on=False)
-        self.timer = SimpleNamespace(queue=[], clear=lambda: None)
-        self.salvage = Salvage(self)  # type: ignore[arg-type]
-        self.consumer = SimpleNamespace(channel=Channel(), failure=None)
-        self.salvage.reclaim(self.consumer.channel)
+        self.channel = Channel()
+        effects: Any = self
+        self.machine = Deliveries(
+            effects, Prefetch(8, 4), Revocations(float),
+            parked_max=1, clock=float, wall=float, is_stopping=lambda: False,
+        )  # fmt: skip
+        self.machine.connection_back(tied=True)
         self.runs: dict[Key, int] = {}
-        self.running: list[Request] = []
+        self.running: list[Delivery] = []
 
-    def take_unbegun(self) -> list[Request]:
+    # effects
+    def settle(self, message: Message, how: str) -> bool:
+        try:
+            message.ack() if how in (ACK, COPIED) else message.reject(requeue=how == REQUEUE)
+        except Lost:
+            return False
+        return True
+
+    def fill_pool(self, ready: Iterator[Delivery]) -> None:
+        for delivery in ready:
+            self.running.append(delivery)
+            key = Key.of(delivery.header)
+            self.runs[key] = self.runs.get(key, 0) + 1
+            self.machine.began(delivery)
+
+    def recall(self) -> list[Delivery]:
         return []
 
-    def settle(self, message: Any, how: str) -> None:
-        message.ack() if how == "ack" else message.reject(requeue=False)
+    def return_behind(self, delivery: Delivery) -> None:
+        """A test says what comes of it."""
 
-    def take(self) -> Request | None:
+    received = adopted = return_behind
+
+    def already_settled(self, header: TaskHeader, how: str) -> None:
+        """Nobody reads the log."""
+
+    def drop_timers(self) -> None:
+        """There are none."""
+
+    # what a test does
+    def take(self) -> Delivery | None:
         """The next message that is not adopted."""
-        message = self.broker.deliver(self.consumer.channel)
+        message = self.broker.deliver(self.channel)
         if message is None:
             return None
         header = message.header
-        if message.redelivered and self.salvage.adopt(message, header):
+        if message.redelivered and self.machine.came_again(message, header):
             return None
-        strategy: Any = SimpleNamespace(worker=self, acks_late=header.id.startswith("late"))
-        order = Order(header.id, header.task, {}, b"", "", "")
-        return Request(strategy, message, header, order)
+        return Delivery(Policy(header.id.startswith("late")), message, header)
 
     def receive(self) -> None:
-        request = self.take()
-        if request is None:
-            return
-        self.tally.reserved[id(request)] = request
-        self.running.append(request)
-        key = Key.of(request.header)
-        self.runs[key] = self.runs.get(key, 0) + 1
-        if not request.strategy.acks_late:
-            request.ack()
+        delivery = self.take()
+        if delivery is not None:
+            self.machine.arrived(delivery)
 
-    def end(self, request: Request, how: str) -> None:
-        self.running.remove(request)
-        if how == "ack":
-            request.ack()
-        else:
-            request.reject(requeue=how == "requeue")
-        self.tally.reserved.pop(id(request))
-        if request.owed:
-            self.salvage.owe_no_more(request)
-        if request.void or self.salvage.adopted:
-            self.salvage.ended(request)
+    def end(self, delivery: Delivery, how: str) -> None:
+        self.running.remove(delivery)
+        self.machine.ended(delivery, how)
 
     def lose(self, read: int) -> None:
-        self.broker.lose(self.consumer.channel, read)
-        self.salvage.deliveries_void()
-        self.consumer.channel = Channel()
-        self.salvage.reclaim(self.consumer.channel)
+        self.broker.lose(self.channel, read)
+        self.machine.connection_lost(cancel=False, reduce=True)
+        self.channel = Channel()
+        self.machine.connection_back(tied=True)
 
 
 class Play:
@@ -188,20 +199,26 @@ class Play:
 
     def give_back(self) -> None:
         """A message goes behind the others, as a copy; it may be cut off before the other goes."""
-        request = self.worker.take()
-        if request is not None:
-            self.returned.add(request.id)
-            self.broker.queue.append((request.header, False))
+        delivery, machine = self.worker.take(), self.worker.machine
+        if delivery is not None:
+            machine.gathers, size = True, machine.prefetch.concurrency
+            machine.prefetch.concurrency = 0  # it waits for the pool
+            machine.arrived(delivery)
+            machine.prefetch.concurrency, machine.gathers = size, False
+            machine.return_waiting([delivery])
+            self.returned.add(delivery.id)
+            self.broker.queue.append((delivery.header, False))
             if self.dice.random() < 0.8:
-                request.ack_copied()
+                machine.copied(delivery)
             else:
                 self.lose()
+                machine.copied(delivery)  # the confirmation comes too late
 
     def end(self) -> None:
         if not self.worker.running:
             return
-        request = self.dice.choice(self.worker.running)
-        header, late = request.header, request.strategy.acks_late
+        delivery = self.dice.choice(self.worker.running)
+        header, late = delivery.header, delivery.policy.acks_late
         retries, nesting = header.retries or 0, header.replaced_task_nesting or 0
         how = self.dice.choice(
             ["ack", "ack", "retry", "replace", "again", *(["reject", "requeue"] * late)]
@@ -214,16 +231,16 @@ class Play:
             self._send(structs.replace(header, retries=retries + 1))
         elif how == "replace" and nesting < 3:
             self._send(structs.replace(header, retries=0, replaced_task_nesting=nesting + 1))
-        self.worker.end(request, how if how in ("reject", "requeue") else "ack")
+        self.worker.end(delivery, how if how in ("reject", "requeue") else "ack")
 
     def read(self) -> None:
-        self.broker.read(self.worker.consumer.channel)
+        self.broker.read(self.worker.channel)
 
     def lose(self) -> None:
-        self.worker.lose(self.dice.randint(0, len(self.worker.consumer.channel.written)))
+        self.worker.lose(self.dice.randint(0, len(self.worker.channel.written)))
 
     def finish(self) -> None:
-        while self.broker.queue or self.worker.running or self.worker.consumer.channel.written:
+        while self.broker.queue or self.worker.running or self.worker.channel.written:
             self.receive()
             if not self.broker.queue:
                 self.end()
@@ -249,9 +266,11 @@ def test_every_task_runs_once_however_often_the_connection_is_lost(
         # A copy and its original may both be there; both run then.
         at_least = key.id in play.returned and worker.runs[key] >= count
         assert at_least or worker.runs[key] == count, key
-    assert not worker.consumer.channel.unacknowledged
+    assert not worker.channel.unacknowledged
     assert len(dead) == len(set(dead)), "nothing is dead-lettered twice"
-    assert (worker.deliveries.prefetch.debtors, worker.deliveries.prefetch.adopted) == (0, 0)
-    assert worker.deliveries.prefetch.window == worker.deliveries.prefetch.base
-    assert not worker.salvage.adopted
-    assert not worker.salvage._running
+    assert (worker.machine.prefetch.debtors, worker.machine.prefetch.adopted) == (0, 0)
+    assert worker.machine.prefetch.window == worker.machine.prefetch.base
+    assert not worker.machine.redeliveries.adopted
+    assert not worker.machine.redeliveries._running
+    assert not worker.machine.reserved
+    assert not worker.machine.leaving
