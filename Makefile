@@ -27,8 +27,9 @@ test: setup lint  ## check everything: lint, types, layers, tests (PYTEST_ARGS="
 	echo "Once more, one by one, what failed beside others:"; \
 	$(LIMIT) $(BIN)/python -m pytest -x --last-failed -m "not quiet" $(PYTEST_ARGS)
 
-soak: setup  ## 100,000 simulated clusters under faults (SOAK_ARGS="--nodes 9"); the long tests in full
+soak: setup  ## 100,000 simulated clusters, 100,000 simulated workers (SOAK_ARGS="--nodes 9"); the long tests in full
 	@$(BIN)/umbel sim --seeds 100000 $(SOAK_ARGS)
+	@$(BIN)/umbel sim --what deliveries --seeds 100000 $(SOAK_ARGS)
 	@SOAK=1 $(BIN)/python -m pytest --timeout 7200 -o faulthandler_timeout=0 $$(grep -rl "tests.sizes" tests --include="test_*.py")
 
 bench: setup  ## measure Umbel and its peers, 25 minutes (BENCH_ARGS="--quick" for a first look)

@@ -124,14 +124,14 @@ def test_a_new_limit_applies_at_once_to_what_is_parked(broker_url: str, make: Ma
     rates = inside.worker.deliveries.limits
     send_slow(inside, 41)
     wait_until(lambda: rates.parked_count == 40, what="the parked tasks")
-    inside.call(lambda: rates.set("slow", "100/s"))
+    inside.call(lambda: inside.worker.driver.set_rate_limit("slow", "100/s"))
     began = time.monotonic()
     wait_until(lambda: len(notes.slow) == 41, what="all of them at the new rate")
     assert 0.3 < time.monotonic() - began < 5
-    inside.call(lambda: rates.set("slow", "1/h"))
+    inside.call(lambda: inside.worker.driver.set_rate_limit("slow", "1/h"))
     send_slow(inside, 10)
     wait_until(lambda: rates.parked_count == 9, what="parked again")
-    inside.call(lambda: rates.set("slow", 0))
+    inside.call(lambda: inside.worker.driver.set_rate_limit("slow", 0))
     wait_until(lambda: len(notes.slow) == 51, 2, "all of them without a limit")
     wait_until(lambda: not inside.worker.deliveries.reserved, what="nothing left over")
     assert inside.worker.deliveries.prefetch.window == inside.worker.deliveries.prefetch.base
@@ -148,7 +148,7 @@ def test_tasks_beyond_the_bound_go_back_and_none_is_lost(broker_url: str, make: 
     wait_until(lambda: len(notes.quick) == 5, 10, "the other type")
     held = [inside.worker.deliveries.prefetch.held for _ in range(20)]
     assert max(held) <= 60
-    inside.call(lambda: rates.set("slow", None))
+    inside.call(lambda: inside.worker.driver.set_rate_limit("slow", None))
     wait_until(lambda: len(notes.slow) >= 60, 20, "all of them")
     wait_until(lambda: not inside.worker.deliveries.reserved, what="nothing left over")
     assert Counter(notes.slow) == Counter(range(60))
@@ -268,7 +268,7 @@ def test_the_delivery_limit_of_a_quorum_queue_is_not_used_up(amqp_url: str, make
     rates = inside.worker.deliveries.limits
     send_slow(inside, 40)
     wait_until(lambda: rates.given_back > 40 * 5, 60, "everything to go back some times")
-    inside.call(lambda: rates.set("slow", None))
+    inside.call(lambda: inside.worker.driver.set_rate_limit("slow", None))
     wait_until(lambda: len(notes.slow) >= 40, 20, "all of them")
     assert Counter(notes.slow) == Counter(range(40))
 
@@ -283,7 +283,7 @@ def test_nothing_is_lost_when_the_connection_breaks_while_tasks_go_back(
         before = rates.given_back
         wait_until(lambda own=before: rates.given_back > own + 30, 60, "tasks that go back")
         inside.break_connection()
-    inside.call(lambda: rates.set("slow", None))
+    inside.call(lambda: inside.worker.driver.set_rate_limit("slow", None))
     wait_until(lambda: len(set(notes.slow)) == 1000, 30, "all of them")
     if broker_url.startswith("redis"):
         assert len(notes.slow) == 1000, "some were there twice"

@@ -1,14 +1,14 @@
 """`umbel sim`: a whole cluster in one process, under faults, checked at every step.
 
-One seed is told line by line; `--seeds` plays many and tells only of those that fail, each with the
-command that plays it once more. The same seed is the same play everywhere.
+One seed is printed line by line; `--seeds` plays many and prints only those that fail, each with
+the command that plays it once more. The same seed is the same play everywhere.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
@@ -16,8 +16,8 @@ import msgspec
 
 from umbel.cli.errors import FAILED, FINE
 from umbel.sim import faults
-from umbel.sim.mutations import MUTATIONS
-from umbel.sim.plays import HONEST, Outcome, Setting, play
+from umbel.sim.games import AGREEMENT, DELIVERIES, GAMES, Game
+from umbel.sim.outcomes import Outcome
 from umbel.sim.runs import Summary, how_to_repeat, run
 
 NODES_MAX = 100
@@ -25,17 +25,28 @@ SECONDS_MAX = 3_600.0
 VIOLATIONS_SHOWN_MAX = 3
 
 
-def _read_faults(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
+def _read_faults(value: str | None, game: Game) -> tuple[str, ...]:
     if value is None:
-        return faults.FAULTS
+        return game.faults
     names = [name.strip() for name in value.split(",")]
     if names == ["none"]:
         return ()
     for name in names:
-        if name not in faults.ALL:
-            known = ", ".join(faults.ALL)
-            raise click.BadParameter(f"unknown fault {name!r}: choose some of {known}, or none")
-    return tuple(name for name in faults.ALL if name in names)
+        if name not in game.all_faults:
+            known = ", ".join(game.all_faults)
+            text = f"unknown fault {name!r}: choose some of {known}, or none"
+            raise click.BadParameter(text, param_hint="'--faults'")
+    return tuple(name for name in game.all_faults if name in names)
+
+
+def _read_mutation(value: str | None, game: Game) -> Any:
+    if value is None:
+        return game.honest
+    if value not in game.mutations:
+        known = ", ".join(sorted(game.mutations))
+        text = f"unknown mutation {value!r}: choose one of {known}"
+        raise click.BadParameter(text, param_hint="'--mutation'")
+    return game.mutations[value].parts
 
 
 def _finite(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
@@ -45,13 +56,19 @@ def _finite(ctx: click.Context, param: click.Parameter, value: float | None) -> 
 
 
 @click.command("sim", context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--what",
+    type=click.Choice(sorted(GAMES)),
+    default="agreement",
+    help="What to play: how nodes agree (default), or what workers do with deliveries.",
+)
 @click.option("--seed", type=click.IntRange(min=0), default=1, metavar="N", help="The first seed.")
 @click.option(
     "--seeds",
     "count",
     type=click.IntRange(min=1),
     metavar="COUNT",
-    help="Play so many, and tell only of those that fail.",
+    help="Play this many seeds, and print only those that fail.",
 )
 @click.option(
     "--nodes",
@@ -63,10 +80,9 @@ def _finite(ctx: click.Context, param: click.Parameter, value: float | None) -> 
     "--faults",
     "kinds",
     metavar="A,B",
-    callback=_read_faults,
-    help=f"Which faults there may be: {', '.join(faults.FAULTS)} (all of these are the default), "
-    f"{faults.REFUSE} (nodes refuse elections), {', '.join(faults.UNSAFE)} (not survived by "
-    "design), or none.",
+    help=f"Which faults there may be. Agreement: {', '.join(faults.FAULTS)} (all of these are the "
+    f"default), {faults.REFUSE} (nodes refuse elections), {', '.join(faults.UNSAFE)} (not survived "
+    f"by design). Deliveries: {', '.join(DELIVERIES.faults)} (the default). Or none.",
 )
 @click.option(
     "--seconds",
@@ -77,30 +93,34 @@ def _finite(ctx: click.Context, param: click.Parameter, value: float | None) -> 
 )
 @click.option(
     "--mutation",
-    type=click.Choice(sorted(MUTATIONS)),
-    help="Take something out of the nodes that the checks must find missing.",
+    metavar="NAME",
+    help="Take something out that the checks must find missing. Agreement: "
+    f"{', '.join(sorted(AGREEMENT.mutations))}. Deliveries: "
+    f"{', '.join(sorted(DELIVERIES.mutations))}.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def sim(
+    what: str,
     seed: int,
     count: int | None,
     nodes: int | None,
-    kinds: tuple[str, ...],
+    kinds: str | None,
     seconds: float | None,
     mutation: str | None,
     as_json: bool,
 ) -> int:
-    """Play a cluster in virtual time, with faults, and check that it does what it promises.
+    """Play a cluster in virtual time, with faults, and check that it keeps its promises.
 
     Exit codes: 0 all checks held, 1 one did not.
     """
-    parts = HONEST if mutation is None else MUTATIONS[mutation].parts
-    setting = Setting(nodes, kinds, seconds, parts)
+    game = GAMES[what]
+    parts = _read_mutation(mutation, game)
+    setting = game.setting(nodes, _read_faults(kinds, game), seconds, parts)
     if count is None:
-        outcome = play(seed, setting, tells=True)
-        (_print_json if as_json else _print_play)(_facts(outcome, setting), outcome)
+        outcome = game.play(seed, setting, tells=True)
+        (_print_json if as_json else _print_play)(_facts(outcome, setting, game), outcome)
         return FAILED if outcome.violations else FINE
-    summary = _play_many(seed, count, setting, shows=not as_json)
+    summary = _play_many(seed, count, setting, game, shows=not as_json)
     if as_json:
         click.echo(_json(_summary_facts(seed, summary, setting)))
     else:
@@ -111,13 +131,13 @@ def sim(
 # -- one play ----------------------------------------------------------------------------------
 
 
-def _facts(outcome: Outcome, setting: Setting) -> dict[str, Any]:
+def _facts(outcome: Outcome, setting: Any, game: Game) -> dict[str, Any]:
     return {
         "seed": outcome.seed,
         **outcome.figures,
         "hash": f"{outcome.hash:016x}",
         "violations": [violation._asdict() for violation in outcome.violations],
-        "repeat": how_to_repeat(outcome.seed, setting),
+        "repeat": how_to_repeat(outcome.seed, setting, game),
     }
 
 
@@ -135,8 +155,7 @@ def _print_play(facts: dict[str, Any], outcome: Outcome) -> None:
         click.echo(click.style(text, fg="red", bold=True) if bad else text)
     settled = facts["settled_s"]
     click.echo(
-        f"{facts['nodes']} nodes, {facts['elections']} elections, {facts['actions']} actions, "
-        f"{facts['claims']} claims; {facts['delivered']} messages delivered, {facts['lost']} lost; "
+        f"{_counts(facts)}; "
         + ("never settled" if settled is None else f"settled within {settled:g} s of calm")
     )
     click.echo(f"trace {facts['hash']}")
@@ -148,18 +167,18 @@ def _print_play(facts: dict[str, Any], outcome: Outcome) -> None:
 # -- many plays --------------------------------------------------------------------------------
 
 
-def _play_many(seed: int, count: int, setting: Setting, *, shows: bool) -> Summary:
-    def tell(outcome: Outcome) -> None:
+def _play_many(seed: int, count: int, setting: Any, game: Game, *, shows: bool) -> Summary:
+    def show(outcome: Outcome) -> None:
         if outcome.violations:
-            _print_failure(outcome, setting)
+            _print_failure(outcome, setting, game)
 
     def play_all(advance: Callable[[], Any]) -> Summary:
         def on_play(outcome: Outcome) -> None:
             advance()
             if shows:
-                tell(outcome)
+                show(outcome)
 
-        return run(range(seed, seed + count), setting, on_play=on_play)
+        return run(range(seed, seed + count), setting, game=game, on_play=on_play)
 
     if not shows or not sys.stderr.isatty():
         return play_all(lambda: None)
@@ -175,19 +194,19 @@ def _with_progress(count: int, work: Callable[[Callable[[], Any]], Summary]) -> 
         return work(lambda: progress.advance(task))
 
 
-def _print_failure(outcome: Outcome, setting: Setting) -> None:
+def _print_failure(outcome: Outcome, setting: Any, game: Game) -> None:
     click.echo(f"seed {outcome.seed} fails:")
     for violation in outcome.violations[:VIOLATIONS_SHOWN_MAX]:
         click.echo(f"  {violation}")
-    click.echo(f"  repeat it: {how_to_repeat(outcome.seed, setting)}")
+    click.echo(f"  repeat it: {how_to_repeat(outcome.seed, setting, game)}")
 
 
-def _summary_facts(seed: int, summary: Summary, setting: Setting) -> dict[str, Any]:
+def _summary_facts(seed: int, summary: Summary, setting: Any) -> dict[str, Any]:
     return {
         "first_seed": seed,
         "seeds": summary.seeds,
         "failed": summary.failed,
-        "failures": [_facts(outcome, setting) for outcome in summary.failures],
+        "failures": [_facts(outcome, setting, summary.game) for outcome in summary.failures],
         **summary.totals,
         "nodes_max": summary.nodes_max,
         "settled_s_max": summary.settled_s_max,
@@ -196,13 +215,25 @@ def _summary_facts(seed: int, summary: Summary, setting: Setting) -> dict[str, A
 
 
 def _print_summary(seed: int, summary: Summary) -> None:
-    totals = summary.totals
     click.echo(
         f"seeds {seed} to {seed + summary.seeds - 1}: {summary.failed} failed; "
-        f"{totals['elections']} elections, {totals['actions']} actions, {totals['claims']} claims; "
-        f"up to {summary.nodes_max} nodes, settled within {summary.settled_s_max:g} s of calm; "
+        f"{_counts(summary.totals)}; up to {summary.nodes_max} nodes, settled within "
+        f"{summary.settled_s_max:g} s of calm; "
         f"{summary.seeds_per_s:.0f} seeds per second of processor time"
     )
+
+
+def _counts(figures: Mapping[str, Any]) -> str:
+    """What was played, in words; figures of a play, or of many."""
+    nodes = f"{figures['nodes']} nodes, " if "nodes" in figures else ""
+    if "tasks" in figures:
+        words = "{tasks} tasks, {runs} runs; {again} ran again, {lost} lost"
+    else:
+        words = (
+            "{elections} elections, {actions} actions, {claims} claims; {delivered} messages "
+            "delivered, {lost} lost"
+        )
+    return nodes + words.format_map(figures)
 
 
 def _json(facts: dict[str, Any]) -> str:

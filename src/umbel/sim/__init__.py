@@ -12,6 +12,8 @@ elections, mingle, revocations. What is around them is modelled:
 - `plays`      one seed: a cluster, some elections and revocations, some faults, then calm
 - `runs`       many seeds
 - `mutations`  versions of a node with one thing taken out, which the checks must find
+- `deliveries` the same for what workers do with messages, with `umbel.worker.delivery`
+- `games`      both, for the command
 
 A *play* is a function of its seed: the same seed gives the same steps and the same hash, on every
 machine and with every hash seed of Python. Nothing sleeps and nothing is random but the dice.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from umbel.cluster.clock import Clock
 from umbel.cluster.election import Elections, Requested
@@ -18,11 +18,12 @@ from umbel.cluster.election_words import REFUSING
 from umbel.cluster.refusals import Refusals
 from umbel.sim import faults
 from umbel.sim.brokers import AmqpModel, Broker, RedisModel
-from umbel.sim.checks import CALM_MAX_S, Checks, Violation
+from umbel.sim.checks import CALM_MAX_S, Checks
 from umbel.sim.messages import REQUEST, REVOKE, Message
 from umbel.sim.nodes import FREQ_S, WALL_S, Node
+from umbel.sim.outcomes import Outcome
 from umbel.sim.registers import Register
-from umbel.sim.world import Line, World
+from umbel.sim.world import World
 
 NODES_MAX: Final = 9
 SECONDS_MIN, SECONDS_MAX = 0.8, 2.6
@@ -47,16 +48,6 @@ class Parts:
 
 
 HONEST: Final = Parts()
-
-
-class Outcome(NamedTuple):
-    """What came of a play."""
-
-    seed: int
-    hash: int
-    violations: list[Violation]
-    story: list[Line]
-    figures: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,20 +10,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from umbel.sim import faults
-from umbel.sim.mutations import MUTATIONS
-from umbel.sim.plays import Outcome, Setting, play
+from umbel.sim.games import AGREEMENT, GAMES, Game
+from umbel.sim.outcomes import Outcome
 
 FAILURES_KEPT_MAX: Final = 20
 # Plays are full of cycles, and short: they are swept away together.
 _SWEEP_EVERY: Final = 200
-_SUMMED: Final = ("elections", "actions", "claims", "delivered", "lost", "events")
 
 
 @dataclass(slots=True)
 class Summary:
     """What came of a run."""
 
+    game: Game = AGREEMENT
     seeds: int = 0
     failed: int = 0
     failures: list[Outcome] = field(default_factory=list)  # the first ones
@@ -41,7 +40,7 @@ class Summary:
         """Take one play into account."""
         figures = outcome.figures
         self.seeds += 1
-        for name in _SUMMED:
+        for name in self.game.counted:
             self.totals[name] += figures[name]
         self.nodes_max = max(self.nodes_max, figures["nodes"])
         self.settled_s_max = max(self.settled_s_max, figures["settled_s"] or 0.0)
@@ -53,18 +52,19 @@ class Summary:
 
 def run(
     seeds: Iterable[int],
-    setting: Setting,
+    setting: Any,
     *,
+    game: Game = AGREEMENT,
     on_play: Callable[[Outcome], Any] | None = None,
 ) -> Summary:
-    """Play every seed; `on_play` is told of each."""
-    summary = Summary()
+    """Play every seed, and pass what comes of each to `on_play`."""
+    summary = Summary(game)
     collects = gc.isenabled()
     gc.disable()
     try:
         started = time.process_time()
         for seed in seeds:
-            outcome = play(seed, setting)
+            outcome = game.play(seed, setting)
             summary.add(outcome)
             if on_play is not None:
                 on_play(outcome)
@@ -77,18 +77,21 @@ def run(
     return summary
 
 
-def how_to_repeat(seed: int, setting: Setting) -> str:
+def how_to_repeat(seed: int, setting: Any, game: Game = AGREEMENT) -> str:
     """The command that plays this seed once more, with every line of it."""
-    words = ["umbel", "sim", "--seed", str(seed)]
+    words = ["umbel", "sim"]
+    if game is not AGREEMENT:
+        words += ["--what", next(name for name, one in GAMES.items() if one is game)]
+    words += ["--seed", str(seed)]
     if setting.nodes is not None:
         words += ["--nodes", str(setting.nodes)]
-    if setting.faults != faults.FAULTS:
+    if setting.faults != game.faults:
         words += ["--faults", ",".join(setting.faults) or "none"]
     if setting.seconds is not None:
         words += ["--seconds", f"{setting.seconds:g}"]
     words += [
         word
-        for name, mutation in MUTATIONS.items()
+        for name, mutation in game.mutations.items()
         if mutation.parts is setting.parts
         for word in ("--mutation", name)
     ]

@@ -22,13 +22,21 @@ FINAL: Final = frozenset({ACK, REJECT})
 class Policy(Protocol):
     """What one type of task says about its deliveries."""
 
-    acks_late: bool
-    acks_on_failure: bool
-    requeue_lost: bool
-
     @property
     def name(self) -> str:
         """The name of the task."""
+
+    @property
+    def acks_late(self) -> bool:
+        """Whether its message is settled when it has ended, not when it begins."""
+
+    @property
+    def acks_on_failure(self) -> bool:
+        """Whether the message of a failed task is acknowledged, not rejected."""
+
+    @property
+    def requeue_lost(self) -> bool:
+        """Whether a late-acknowledged task whose process died goes back to its queue."""
 
     def keeps_result(self, header: TaskHeader) -> bool:
         """Whether the state of such a task can be read from the result backend."""

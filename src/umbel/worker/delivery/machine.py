@@ -22,7 +22,7 @@ states (`prefetch`). Deliveries that are not GONE and whose message is not settl
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from umbel.worker.delivery.effects import (
@@ -532,7 +532,7 @@ class Deliveries:
             found += [one for one in everything if matching(one.header.stamps) is not None]
         return found
 
-    def unsettled(self) -> Collection[Any]:
+    def unsettled(self) -> list[Any]:
         """The deliveries whose messages wait on this connection to be settled."""
         every = (*self.reserved.values(), *self.leaving.values())
         return [one for one in every if one.message_state is MessageState.OURS]

@@ -179,7 +179,7 @@ class Surplus:
             return
         early_s = len(self._deliveries) / RETURNS_PER_S - (self._clock() - self._since)
         if early_s > 0 and self._pause_s > SHORT_S:
-            self._call_after(early_s, self._look)
+            self._call_after(max(early_s, SHORT_S), self._look)
             return
         self._pause_s = min(2 * self._pause_s, LONG_S)
         self._return()

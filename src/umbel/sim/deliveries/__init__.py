@@ -1,0 +1,5 @@
+"""Plays workers, a pool and a broker in virtual time, and checks what becomes of every message.
+
+The workers decide with the machine of `umbel.worker.delivery`; everything around it is a model.
+`umbel sim --what deliveries --seed N` prints a play.
+"""
