@@ -39,7 +39,7 @@ BEAT_S = 0.1
 TASK_EVENTS = 3
 HEARTBEATS_EVERY = 20  # beats
 # How the dashboard reports that the broker went away.
-LOSS_REPORTS = ("the connection for events was lost", "Events cannot be received")
+LOSS_REPORTS = ("Cannot receive events",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,32 +202,32 @@ class Load(threading.Thread):
 
     def run(self) -> None:
         from umbel import Umbel
-        from umbel.app.events.outlet import Outlet
+        from umbel.app.events.publisher import Publisher
 
         app = Umbel("load", broker=self._url, set_as_current=False)
         began, beat = time.monotonic(), 0
-        outlet = None
+        publisher = None
         while not self._stopping.is_set():
             batches = self._batches(beat)
             try:
-                if outlet is None:
-                    outlet = Outlet(app)
-                    outlet.open()
+                if publisher is None:
+                    publisher = Publisher(app)
+                    publisher.open()
                 for batch in batches:
-                    outlet.publish(batch)
+                    publisher.publish(batch)
                     self.sent += len(batch)
             except Exception:  # noqa: BLE001 - the broker is away, which is a part of the play
-                if outlet is not None:
+                if publisher is not None:
                     with contextlib.suppress(Exception):
-                        outlet.close()
-                outlet = None
+                        publisher.close()
+                publisher = None
             beat += 1
             late_s = time.monotonic() - (began + beat * BEAT_S)
             if late_s > 1.0:  # what could not be sent is not made up for
                 began += late_s
             self._stopping.wait(max(0.0, -late_s))
-        if outlet is not None:
-            outlet.close()
+        if publisher is not None:
+            publisher.close()
         app.close()
 
     def _batches(self, beat: int) -> list[list[dict[str, Any]]]:

@@ -52,13 +52,13 @@ def new_app(url: str) -> Any:
 
 def run_publisher(url: str, events: int) -> None:
     """Send events of tasks, batch by batch, each when the broker has the last one."""
-    from umbel.app.events.outlet import Outlet
+    from umbel.app.events.publisher import Publisher
     from umbel.app.events.stamper import Stamper
 
     app = new_app(url)
     stamper = Stamper("worker1@shop.example.org", app.clock)
-    outlet = Outlet(app)
-    outlet.open()
+    publisher = Publisher(app)
+    publisher.open()
     started = time.perf_counter()
     batch: list[dict[str, Any]] = []
     for number in range(events):
@@ -76,11 +76,11 @@ def run_publisher(url: str, events: int) -> None:
             fields = {"uuid": id_, "result": "'stored'", "runtime": 0.0123}
             batch.append(stamper.make("task-succeeded", fields))
         if len(batch) == BATCH:
-            outlet.publish(batch)
+            publisher.publish(batch)
             batch = []
     if batch:
-        outlet.publish(batch)
-    outlet.close()
+        publisher.publish(batch)
+    publisher.close()
     report(events, started)
 
 

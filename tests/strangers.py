@@ -9,7 +9,7 @@ from typing import Any, Self
 from kombu import Exchange, Producer
 
 from umbel import Umbel
-from umbel.app.events.outlet import event_exchange
+from umbel.app.events.publisher import event_exchange
 
 PERSISTENT, TRANSIENT = 2, 1
 

@@ -595,7 +595,7 @@ def test_a_reply_consumer_that_lost_its_connection_comes_back(
     backend = client.backend
     assert isinstance(backend, RpcBackend)
     assert backend._consumer is not None
-    ready = backend._consumer._ready
+    ready = backend._consumer._session.ready
     rabbitmq_server.close_connections()
     wait_until(lambda: not ready.is_set(), what="the loss to be noticed")
     backend.before_send(("x",))

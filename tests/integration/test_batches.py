@@ -14,11 +14,11 @@ from kombu import Exchange, Queue
 from kombu.exceptions import OperationalError
 
 from tests.integration.sending import PATIENT, QUICK, ids
+from tests.messages import written
 from tests.servers import RedisServer
 from umbel import Umbel
 from umbel.app.publish import BatchNotSent, RetryPolicy
 from umbel.broker import outlets
-from umbel.wire.outgoing import write_task
 
 
 def commands(client: redis.Redis) -> Counter[str]:
@@ -81,7 +81,7 @@ def test_a_message_of_a_batch_is_like_one_that_is_sent_alone(
 def ms_alone(app: Umbel, client: redis.Redis) -> list[str]:
     """The lifetimes on the wire of messages that were sent one by one."""
     for milliseconds in (1009, 4035, 0):
-        message = write_task(name="t", id="i", expires_in_s=(milliseconds + 0.5) / 1000)
+        message = written("t", expires_in_s=(milliseconds + 0.5) / 1000)
         to = app.router.destination({})
         parcel = message._replace(exchange=to.exchange, routing_key=to.routing_key)
         app.publisher.send(parcel, to, RetryPolicy({}, enabled=False))

@@ -22,6 +22,7 @@ from tests.servers import Missing, RabbitMQServer, RedisServer, wait_until
 from tests.sizes import size
 from umbel import Umbel
 from umbel.app.results import AsyncResult
+from umbel.cluster.backoff import Backoff
 from umbel.worker import consumer as consuming
 
 BREAKS = size(8, 50)
@@ -171,7 +172,7 @@ def _warm_up(bench: Bench) -> Left:
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections that do not last are rebuilt with pauses, of which other tests know."""
-    monkeypatch.setattr(consuming, "DAMP_MAX_S", 0.05)
+    monkeypatch.setattr(consuming, "DAMP", Backoff(0.05, 0.05))
 
 
 def _run(kind: Any, directory: Path) -> Iterator[Any]:

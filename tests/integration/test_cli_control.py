@@ -26,7 +26,7 @@ from tests.servers import DEFAULT_REDIS, RabbitMQServer, RedisServer, wait_until
 from tests.sites import Site
 from tests.workers import WorkerProcess, program_environment
 from umbel import Umbel
-from umbel.app.events.outlet import event_exchange, publish_events
+from umbel.app.events.publisher import event_exchange, publish_events
 from umbel.cli import main
 
 PONG = {"ok": "pong"}

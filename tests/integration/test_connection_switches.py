@@ -14,6 +14,7 @@ from tests.inside import Inside
 from tests.servers import RedisServer, free_port, wait_until
 from tests.sites import Site
 from umbel import Umbel
+from umbel.cluster.backoff import Backoff
 from umbel.worker import consumer
 from umbel.worker.blueprint import Step
 from umbel.worker.errors import BrokerUnreachable
@@ -44,8 +45,7 @@ def test_a_worker_waits_for_its_broker_for_ever_unless_told_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Celery gives up after a hundred attempts; here that would be after a few minutes."""
-    monkeypatch.setattr(consumer, "RETRY_MIN_S", 0.001)
-    monkeypatch.setattr(consumer, "RETRY_MAX_S", 0.003)
+    monkeypatch.setattr(consumer, "RETRY", Backoff(0.001, 0.003))
     tries: list[int] = []
     refused = consumer.Consumer._refused
 

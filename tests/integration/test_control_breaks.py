@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from tests.inside import Inside
 from tests.servers import RabbitMQServer, RedisServer, wait_until
 from tests.sites import Site
 from umbel import Umbel
+from umbel.cluster.backoff import Backoff
 from umbel.worker import consumer as consumer_module
 from umbel.worker.pidbox import OwnPidbox, Pidbox, ThreadPidbox
 
@@ -93,7 +95,7 @@ def obeyed() -> list[Any]:
 def start(obeyed: list[Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     made: list[Inside] = []
     # A connection that breaks again and again is rebuilt with pauses: here without.
-    monkeypatch.setattr(consumer_module, "DAMP_MAX_S", 0.01)
+    monkeypatch.setattr(consumer_module, "DAMP", Backoff(0.01, 0.01))
 
     def begin(url: str, pool: str, **more: Any) -> Inside:
         def register(app: Umbel) -> None:
@@ -135,8 +137,15 @@ def ping(app: Umbel, timeout_s: float = 5.0) -> bool:
 @pytest.mark.parametrize("kind", ["redis", "amqp"])
 @pytest.mark.parametrize(("pool", "pidbox"), IN_PROCESS)
 def test_after_twenty_broken_connections_the_next_command_is_obeyed(
-    cutter: Make, start: Start, obeyed: list[Any], kind: str, pool: str, pidbox: type[Pidbox]
+    cutter: Make,
+    start: Start,
+    obeyed: list[Any],
+    kind: str,
+    pool: str,
+    pidbox: type[Pidbox],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.DEBUG, "umbel.control")
     cut = cutter(kind)
     inside = start(cut.url, pool)
     assert type(pidbox_of(inside)) is pidbox
@@ -146,7 +155,8 @@ def test_after_twenty_broken_connections_the_next_command_is_obeyed(
     assert ping(inside.client)
     box = pidbox_of(inside)
     if isinstance(box, OwnPidbox):
-        assert box.reconnects >= BREAKS
+        told = [one.message for one in caplog.records if one.name == "umbel.control"]
+        assert sum(one.startswith("Cannot receive control messages") for one in told) >= BREAKS
         assert inside.worker.counters.connections_lost == 0
     else:
         assert inside.worker.counters.connections_lost >= BREAKS

@@ -22,7 +22,7 @@ from tests.servers import RabbitMQServer, RedisServer, wait_until
 from tests.sites import APP, Site
 from tests.sizes import FULL, size
 from tests.workers import Program, WorkerProcess, run_umbel
-from umbel.app.events.outlet import event_exchange
+from umbel.app.events.publisher import event_exchange
 from umbel.app.results import AsyncResult
 from umbel.broker.registers import register_for
 from umbel.cluster.election import node_of
@@ -256,7 +256,7 @@ def test_the_result_of_an_elected_task_can_be_awaited_and_the_winner_asked_for(
 def celery_ears(site: Site) -> Ears:
     """Hears what Celery's workers and monitors hear."""
     ears = Ears(site.broker_url)
-    ears.receiver._inlet._exchanges.remove(OWN_EXCHANGE)
+    ears.receiver._subscription._exchanges.remove(OWN_EXCHANGE)
     return ears
 
 

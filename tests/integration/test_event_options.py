@@ -17,7 +17,7 @@ from kombu.exceptions import OperationalError
 from tests.proxy import Proxy
 from tests.servers import free_port, wait_until
 from umbel import Umbel
-from umbel.app.events.outlet import event_exchange
+from umbel.app.events.publisher import event_exchange
 from umbel.app.events.receiver import Receiver
 from umbel.app.events.state import State
 from umbel.broker.connections import connect
@@ -415,7 +415,7 @@ def test_a_receiver_takes_celerys_arguments_in_their_order(elsewhere: Umbel, app
         )
         receiver.wakeup = False
         with receiver, app.events.Dispatcher(hostname="a@test") as dispatcher:
-            names = {queue.name for queue in receiver._inlet._listener._queues}
+            names = {queue.name for queue in receiver._subscription._listener._queues}
             dispatcher.send("custom-x", n=1)
             receiver.capture(1, WAIT_S)
     assert [event["n"] for event in seen] == [1]

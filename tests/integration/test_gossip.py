@@ -16,7 +16,7 @@ from tests.inside import Inside
 from tests.servers import RabbitMQServer, RedisServer, wait_until
 from tests.sites import Site
 from tests.strangers import Stranger
-from umbel.app.events.outlet import event_exchange
+from umbel.app.events.publisher import event_exchange
 from umbel.cluster.membership import NODES_MAX
 from umbel.worker.gossip import GRACE_S
 from umbel.worker.worker import Worker

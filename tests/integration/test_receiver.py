@@ -22,7 +22,7 @@ from tests.event_mutations import Mutations
 from tests.proxy import Proxy
 from tests.servers import RabbitMQServer, RedisServer, wait_until
 from umbel import Umbel
-from umbel.app.events.outlet import event_exchange, publish_events
+from umbel.app.events.publisher import event_exchange, publish_events
 from umbel.app.events.receiver import WAITING_MAX, Receiver, StopCapture
 from umbel.broker import connections
 from umbel.exceptions import ImproperlyConfigured

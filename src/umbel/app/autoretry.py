@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from umbel.cluster.backoff import Backoff
 from umbel.exceptions import Ignore, Reject, Retry
 
 if TYPE_CHECKING:
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
 
 def backoff_s(factor: float, retries: int, maximum_s: float, jitter: bool) -> float:
     """`factor * 2**retries`, bounded, and with jitter anything from zero up to that."""
-    # The exponent is bounded first: 2**retries must not become a huge number on the way.
-    delay_s = min(maximum_s, factor * 2 ** min(retries, 64))
+    delay_s = Backoff(factor, maximum_s).pause_s(retries + 1)
     return random.uniform(0, delay_s) if jitter else delay_s  # noqa: S311 - no secret
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from kombu import Connection, Queue
 from kombu.exceptions import OperationalError
 
-from umbel.app.events.outlet import event_exchange, publish_events
+from umbel.app.events.publisher import event_exchange, publish_events
 from umbel.app.routes import Destination
 from umbel.broker import delayed
 from umbel.broker.amqp.blocking import Alarm, blocked
@@ -33,6 +33,7 @@ from umbel.broker.batches import Parcel
 from umbel.broker.connections import driver, hang_up, masked
 from umbel.broker.errors import ConnectionBlocked, NotTaken, Unroutable
 from umbel.broker.outlets import outlet_for
+from umbel.broker.session import opening
 
 if TYPE_CHECKING:
     from umbel.app.umbel import Umbel
@@ -80,18 +81,12 @@ class Link:
         self.connection = connection
         self.declared: set[tuple[str, str]] = set()
         self.used = False
-        try:
-            # One round over the brokers of the list; patience is the retry policy's matter.
-            others = max(len(connection.alt) - 1, 0)
-            connection.ensure_connection(max_retries=others, interval_start=0, interval_step=0)
+        with opening(connection):  # patience is the retry policy's matter
             share_alarm(connection, publisher.alarm, publisher.blocked_timeout_s)
             self.channel = connection.default_channel
             kind = driver(connection)
             self.outlet = outlet_for(self.channel, kind, confirm=publisher.confirms)
             self.producer = self.outlet.producer
-        except BaseException:
-            self.close()
-            raise
 
     def declare(self, destination: Destination) -> None:
         """Make sure that what the message is sent to exists; asked once per link."""

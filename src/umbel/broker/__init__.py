@@ -1,6 +1,7 @@
 """What touches a broker: connections, addresses, and the embedded server.
 
-`connections` opens connections through kombu, whatever the transport. `embedded` keeps a
+`connections` makes connections through kombu, whatever the transport; `session` opens them, and
+holds one after another for those who need the broker all the time. `embedded` keeps a
 private server for the working directory, which is what an application without a configured
 broker talks to; `embedded_program` chooses the program that serves, and `embedded_keeper` is the
 small process that minds it.

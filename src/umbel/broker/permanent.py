@@ -90,11 +90,6 @@ def described(exc: BaseException) -> str:
     return str(cause) if cause is not None else f"{type(exc).__name__}: {exc}"
 
 
-def pause_s(exc: BaseException, usual_s: float) -> float:
-    """How long to wait before asking again."""
-    return usual_s if permanent(exc) is None else ASK_AGAIN_S
-
-
 def _judge(exc: BaseException) -> Refused | None:
     text = " ".join(str(exc).split())
     if isinstance(exc, AMQPError):

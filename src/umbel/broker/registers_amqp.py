@@ -54,6 +54,7 @@ from umbel.broker.claims import (
 )
 from umbel.broker.connections import hang_up
 from umbel.broker.refusals import Refusal, read_refusal, room_for_value
+from umbel.broker.session import opened
 
 KEY: Final = "x-dead-letter-routing-key"
 EXCHANGE: Final = "x-dead-letter-exchange"
@@ -176,8 +177,7 @@ class AmqpRegister:
         if self._channel is not None and time.monotonic() - self._used_at > IDLE_S:
             self._hang_up()
         if self._channel is None:
-            self._connection = connection = own_connection(self._model)
-            connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+            self._connection = connection = opened(own_connection(self._model))
             product = str(connection.connection.server_properties.get("product", ""))
             if product != "RabbitMQ":
                 raise NotARegister(f"elections need RabbitMQ, this broker is {product!r}")

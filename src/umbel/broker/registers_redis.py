@@ -39,6 +39,7 @@ from umbel.broker.claims import (
 )
 from umbel.broker.connections import hang_up
 from umbel.broker.reply_lists import table_key, text
+from umbel.broker.session import opened
 
 # KEYS: the register, lists. ARGV: token, milliseconds, message. Returns the token that is there.
 CLAIM: Final = """
@@ -93,8 +94,7 @@ class RedisRegister:
             raise unanswered(self._connection, name, exc) from exc
 
     def _open(self) -> Any:
-        self._connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
-        channel = self._connection.channel()
+        channel = opened(self._connection).channel()
         channel.async_pool.disconnect()  # of which kombu has opened one to see whether it can
         # A claim may be asked twice: a connection that was cut is replaced, and that is all the
         # patience there is.

@@ -23,6 +23,7 @@ from redis.exceptions import ResponseError
 
 from umbel.broker.connections import hang_up
 from umbel.broker.redis.messages import ListMessage
+from umbel.broker.session import opened
 
 # How long copies are waited for. A broker that is short of memory or disk takes none.
 CONFIRM_TIMEOUT_S = 10.0
@@ -139,8 +140,7 @@ class Copier:
         return [number not in returned for number in range(first, self._number + 1)]
 
     def _begin(self) -> Any:
-        self._connection = connection = self._connect()
-        connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+        self._connection = connection = opened(self._connect())
         self._channel = channel = connection.channel()
         channel.confirm_select()
         channel.events["basic_ack"].add(self._on_ack)

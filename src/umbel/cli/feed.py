@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Self
 
 from umbel.app.events.receiver import Receiver
 from umbel.broker.connections import is_embedded, masked
+from umbel.broker.session import opened
 from umbel.cli.errors import reaching
 from umbel.cli.plain import plain
 from umbel.wire.events import Event
@@ -51,8 +52,8 @@ class Feed:
         self.dropped = 0
 
     def __enter__(self) -> Self:
-        with reaching(self._app, self._app.read_url), self._app.connection() as connection:
-            connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+        with reaching(self._app, self._app.read_url):
+            opened(self._app.connection()).close()
         self._thread.start()
         try:
             until_s = time.monotonic() + BEGIN_S

@@ -180,7 +180,7 @@ def amqp_facts(app: Umbel, url: str) -> tuple[dict[str, Any], str | None]:
 def exchanges_of(app: Umbel, connection: Connection) -> list[Exchange]:
     """The exchanges that a cluster needs, as they are to be declared."""
     from umbel.app.control.mailbox import mailboxes_for
-    from umbel.app.events.outlet import event_exchange
+    from umbel.app.events.publisher import event_exchange
 
     mailboxes = mailboxes_for(app)
     events = event_exchange(app.conf.event_exchange, connection)

@@ -5,7 +5,9 @@ Messages that a worker has taken already are not waiting and stay.
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -51,18 +53,24 @@ def purge(invocation: Invocation, queues: list[str], exclude_queues: list[str], 
     return FINE
 
 
+@contextlib.contextmanager
+def _connected(app: Umbel) -> Iterator[Any]:
+    from umbel.broker.session import opened
+
+    with reaching(app, app.read_url), opened(app.connection()) as connection:
+        yield connection
+
+
 def count_waiting(app: Umbel, names: list[str]) -> dict[str, int]:
     """How many messages wait in each queue; 0 for one that the broker does not know."""
-    with reaching(app, app.read_url), app.connection() as connection:
-        connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+    with _connected(app) as connection:
         return {name: _count(connection, app.queues.find(name)) for name in names}
 
 
 def empty(app: Umbel, waiting: dict[str, int]) -> int:
     """Remove what waits in these queues; returns how many messages that were."""
     removed = 0
-    with reaching(app, app.read_url), app.connection() as connection:
-        connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+    with _connected(app) as connection:
         for name, count in waiting.items():
             if count:
                 with connection.channel() as channel:

@@ -39,6 +39,7 @@ import math
 from collections import Counter, OrderedDict
 from typing import Any, Final, NamedTuple
 
+from umbel.cluster.backoff import Backoff
 from umbel.cluster.election_words import (
     BAD_ACTION,
     CELERY_CVER,
@@ -117,7 +118,7 @@ TOMBSTONES_MAX: Final = 20_000
 TOMBSTONE_S: Final = 86_400.0
 LIFE_S: Final = 3_600.0
 ANSWER_S: Final = 5.0
-RETRY_MIN_S, RETRY_MAX_S = 0.25, 2.0
+RETRY: Final = Backoff(0.25, 2.0)
 
 _Key = tuple[str, int, int]
 _Order = tuple[int, str, int]
@@ -386,9 +387,8 @@ class Elections:
         if election is None:
             return []
         self.counts[CLAIM_FAILED] += 1
-        wait_s = min(RETRY_MIN_S * 2 ** min(election.failed_count, 10), RETRY_MAX_S)
         election.failed_count += 1
-        election.due_at = self._now + wait_s
+        election.due_at = self._now + RETRY.pause_s(election.failed_count)
         return []
 
     def _claimed(self, what: Claimed) -> list[Effect]:

@@ -29,8 +29,7 @@ from umbel.cluster.election import (
     COLLECT_S,
     IDS_MAX,
     RANK_MAX,
-    RETRY_MAX_S,
-    RETRY_MIN_S,
+    RETRY,
     STEP_S,
 )
 from umbel.cluster.election_words import (
@@ -211,9 +210,8 @@ class Refusals:
     def _claim_failed(self, election_id: str, now: float) -> None:
         refusal = self._open.get(election_id)
         if refusal is not None:
-            wait_s = min(RETRY_MIN_S * 2 ** min(refusal.failed_count, 10), RETRY_MAX_S)
             refusal.failed_count += 1
-            refusal.due_at = now + wait_s
+            refusal.due_at = now + RETRY.pause_s(refusal.failed_count)
 
     def _claimed(self, what: Claimed) -> list[Effect]:
         refusal = self._open.pop(what.id, None)

@@ -22,13 +22,13 @@ Memory is bounded by what `Segments` takes before it is full, and one answer of 
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
 from umbel.broker.permanent import described, permanent
+from umbel.broker.session import Outage
 from umbel.cluster.sequences import Sequences, key_of
 from umbel.exceptions import ImproperlyConfigured
 from umbel.recorder.errors import LogFull
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("umbel.recorder")
 
 POLL_S: Final = 0.5
-BACKOFF_FIRST_S, BACKOFF_LAST_S = 0.1, 5.0
 ROOM_RETRY_S: Final = 1.0
 TELL_S: Final = 60.0
 # So much is kept of what is too big.
@@ -89,7 +88,7 @@ class Recorder:
         self._accept = app.accept | {JSON}
         self._numbers = Sequences()
         self._is_open = False
-        self._pause_s = BACKOFF_FIRST_S
+        self._outage = Outage(logger, "take events from the broker")
         self._blocked = False  # the log can not be written
         self._tell_at = time.monotonic() + TELL_S
 
@@ -123,7 +122,11 @@ class Recorder:
                 self._roll()
             self._tell()
         except ConnectionError as exc:
-            self._lost(exc)
+            self.counts.reconnects += 1
+            self._is_open = False
+            self.ready.clear()
+            self._source.hang_up()
+            stop.wait(self._outage.failure(exc))
 
     def _is_due(self) -> bool:
         segments = self._segments
@@ -137,23 +140,14 @@ class Recorder:
         try:
             self._source.open()
         except ConnectionError as exc:
-            if permanent(exc) is not None and not self.ready.is_set():
+            if permanent(exc) is not None:
                 raise ImproperlyConfigured(f"events cannot be recorded: {described(exc)}") from exc
-            say = logger.warning if self._pause_s == BACKOFF_FIRST_S else logger.debug
-            say("Events cannot be taken from the broker: %s", described(exc))
-            stop.wait(random.uniform(self._pause_s / 2, self._pause_s))  # noqa: S311 - no secret
-            self._pause_s = min(self._pause_s * 2, BACKOFF_LAST_S)
+            stop.wait(self._outage.failure(exc))
             return
-        self._is_open, self._pause_s = True, BACKOFF_FIRST_S
+        self._is_open = True
+        self._outage.over()
         self.ready.set()
         logger.info("recorder %s takes events from the broker", self.options.recorder)
-
-    def _lost(self, exc: ConnectionError) -> None:
-        logger.warning("the connection to the broker was lost (%s): connecting again", exc)
-        self.counts.reconnects += 1
-        self._is_open = False
-        self.ready.clear()
-        self._source.hang_up()
 
     # -- messages ----------------------------------------------------------------------
 

@@ -2,8 +2,8 @@
 
 Every field that peers expect is always there. A `TaskWriter` is made for calls that have the same
 name, limits and serializer: what their messages have in common is put together once, as a
-`Letterhead`, of which whoever encodes headers may keep an encoded form. `write_task` and
-`write_task_v1` write one message from scratch.
+`Letterhead`, of which whoever encodes headers may keep an encoded form. `write_task_v1` writes
+messages for workers that know the older protocol only.
 
 The caller's own headers can not replace the protocol's.
 """
@@ -167,72 +167,6 @@ def properties_of(
         # RabbitMQ wants milliseconds as text, and drops at once what has no time left.
         properties["expiration"] = str(max(0, int(expires_in_s * 1000)))
     return properties
-
-
-def write_task(
-    *,
-    name: str,
-    id: str,  # noqa: A002 - the name on the wire
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    serializer: str = "json",
-    compression: str | None = None,
-    eta: str | None = None,
-    expires: str | None = None,
-    expires_in_s: float | None = None,
-    group_id: str | None = None,
-    group_index: int | None = None,
-    retries: int = 0,
-    time_limit: float | None = None,
-    soft_time_limit: float | None = None,
-    root_id: str | None = None,
-    parent_id: str | None = None,
-    shadow: str | None = None,
-    argsrepr: str | None = None,
-    kwargsrepr: str | None = None,
-    origin: str | None = None,
-    ignore_result: bool | None = None,
-    replaced_task_nesting: int = 0,
-    stamped_headers: Sequence[str] | None = None,
-    stamps: Mapping[str, Any] | None = None,
-    reply_to: str | None = None,
-    priority: int = 0,
-    delivery_mode: int = 2,
-    callbacks: Sequence[Mapping[str, Any]] | None = None,
-    errbacks: Sequence[Mapping[str, Any]] | None = None,
-    chain: Sequence[Mapping[str, Any]] | None = None,
-    chord: Mapping[str, Any] | None = None,
-    headers: Mapping[str, Any] | None = None,
-    clock: int | None = None,
-    sent_ms: int | None = None,
-) -> Parcel:
-    """A protocol 2 message; `headers` are the caller's own and cannot replace the protocol's."""
-    kwargs = {} if kwargs is None else kwargs
-    writer = TaskWriter(
-        name=name, serializer=serializer, compression=compression, time_limit=time_limit,
-        soft_time_limit=soft_time_limit, shadow=shadow, origin=origin, ignore_result=ignore_result,
-    )  # fmt: skip
-    fields = {
-        "id": id,
-        "root_id": root_id or id,
-        "argsrepr": safe_repr(args) if argsrepr is None else argsrepr,
-        "kwargsrepr": safe_repr(kwargs) if kwargsrepr is None else kwargsrepr,
-        "eta": eta,
-        "expires": expires,
-        "group": group_id,
-        "group_index": group_index,
-        "retries": retries,
-        "parent_id": parent_id,
-        "replaced_task_nesting": replaced_task_nesting,
-        "stamped_headers": None if stamped_headers is None else list(stamped_headers),
-        "stamps": dict(stamps) if stamps else {},
-        "umbel_clock": clock,
-        "umbel_sent": sent_ms,
-    }
-    own = {field: value for field, value in fields.items() if value is not None}
-    embed = {"callbacks": callbacks, "errbacks": errbacks, "chain": chain, "chord": chord}
-    properties = properties_of(id, reply_to, priority, delivery_mode, expires_in_s)
-    return writer.write(own, args, kwargs, properties, embed, headers)
 
 
 def write_task_v1(

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 from kombu import Connection
 from kombu import Consumer as KombuConsumer
 
-from umbel.broker.connections import addresses, driver, hang_up, masked
+from umbel.broker.connections import addresses, driver, masked
 from umbel.broker.origins import Origins
 from umbel.broker.permanent import permanent, refused_consumer
 from umbel.broker.redis.ledger import Ledger
+from umbel.broker.session import opened
+from umbel.cluster.backoff import Backoff
 from umbel.worker.blueprint import Blueprint
 from umbel.worker.errors import BrokerRefuses, BrokerUnreachable, ConnectionFailed
 from umbel.worker.leaving import Leaving
@@ -35,10 +37,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("umbel.consumer")
 
 # A broker that comes back is found within the second of these.
-RETRY_MIN_S, RETRY_MAX_S = 0.5, 3.0
+RETRY = Backoff(0.5, 3.0)
 # Connections that break within so many seconds are rebuilt with growing pauses, after a few.
 LASTING_S, SHORT_LIVES_FREE = 1.0, 5
-DAMP_MIN_S, DAMP_MAX_S = 0.1, 2.0
+DAMP = Backoff(0.1, 1.6)
 
 
 class Consumer:
@@ -142,8 +144,7 @@ class Consumer:
             return
         self._short_lives += 1
         if self._short_lives > SHORT_LIVES_FREE:
-            steps = min(self._short_lives - SHORT_LIVES_FREE, 5)
-            self.worker.stop_wanted.wait(min(DAMP_MIN_S * 2 ** (steps - 1), DAMP_MAX_S))
+            self.worker.stop_wanted.wait(DAMP.pause_s(self._short_lives - SHORT_LIVES_FREE))
 
     @property
     def url(self) -> str:
@@ -209,11 +210,8 @@ class Consumer:
             worker.last_turn = time.monotonic()  # who waits for a broker is alive
             connection = self.app.connection()
             try:
-                # One round over the brokers of the list; the pauses are ours.
-                others = max(len(connection.alt) - 1, 0)
-                connection.ensure_connection(max_retries=others, interval_start=0, interval_step=0)
+                opened(connection)
             except Exception as exc:  # noqa: BLE001 - every transport has its own errors
-                hang_up(connection, lost=True)
                 fatal_if_no_files(exc)
                 attempt += 1
                 self._refused(exc, attempt, retry, limit)
@@ -231,8 +229,7 @@ class Consumer:
             raise BrokerUnreachable(
                 f"cannot connect to {self.url}: {_plain(exc)} (tried {attempt} times)"
             ) from None
-        ceiling_s = min(RETRY_MIN_S * 2 ** min(attempt - 1, 10), RETRY_MAX_S)
-        delay_s = random.uniform(ceiling_s / 2, ceiling_s)  # noqa: S311 - no secret
+        delay_s = RETRY.pause_s(attempt, random.random())  # noqa: S311 - no secret
         logger.error(
             "Cannot connect to %s (%s). Retrying in %.1f s",
             self.url, _plain(exc) if cause is None else cause, delay_s,

@@ -50,8 +50,8 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from umbel.app.events.inlet import Inlet
 from umbel.app.events.receiver import CLOCK_JUMP, UNFORESEEN, UNREADABLE
+from umbel.app.events.subscription import Subscription
 from umbel.app.trust import Trust
 from umbel.cluster import election as elect
 from umbel.cluster import membership as members
@@ -142,7 +142,7 @@ class Gossip:
         self._echo_at: float | None = None  # when something of our own was heard
         self._declined: deque[str] = deque(maxlen=DECLINED_MAX)
         self._celery: set[str] = set()  # who is there and not of our kind
-        self._inlet = Inlet(
+        self._inlet = Subscription(
             worker.app,
             self._on_message,
             self._on_rubbish,

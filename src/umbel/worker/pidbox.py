@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import random
 import threading
 import time
 from collections import Counter
@@ -25,12 +24,13 @@ from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import loads
 
 from umbel.app.control.mailbox import mailboxes_for
-from umbel.broker.connections import driver, hang_up
+from umbel.broker.connections import driver
 from umbel.broker.mailboxes import Mailboxes
 from umbel.broker.messages import leave_compressed
 from umbel.broker.names import is_locked
-from umbel.broker.permanent import described, pause_s
 from umbel.broker.replies import publish_reply
+from umbel.broker.session import Outage, Session
+from umbel.cluster.backoff import Backoff
 from umbel.wire.control import Request, Written
 from umbel.wire.signing import REPLY
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("umbel.control")
 
-RETRY_MIN_S, RETRY_MAX_S = 0.1, 3.0
+RETRY = Backoff(0.1, 3.0)
 TURN_S = 0.5
 CHECK_S = 2.0
 START_S, JOIN_S, LOST_JOIN_S = 3.0, 1.0, 0.2
@@ -260,25 +260,23 @@ class OwnPidbox(Pidbox):
 
     def __init__(self, app: Umbel, hostname: str, panel: Panel) -> None:
         super().__init__(app, hostname, panel)
-        self.reconnects = 0
         self.locked = False  # the node's queue belongs to another connection
         self._has_listened = False
-        self._stopping = threading.Event()
         self._tried = threading.Event()  # to listen, with or without success
-        self._thread: threading.Thread | None = None
+        self._session: Session | None = None
         self._turns = (self._opened_at, self._opened_at)  # when the last two began
 
     def start(self, connection: Connection) -> None:
         """Begin, called on the loop; `connection` is the consumer's and is left alone."""
         self.panel.carry_over(blind=self._is_blind(connection))
-        if self._thread is not None:
+        if self._session is not None:
             return
-        self._stopping.clear()
         self._tried.clear()
-        self._thread = threading.Thread(
-            target=self._run, name=f"umbel-control-{self.hostname}", daemon=True
-        )
-        self._thread.start()
+        self._session = Session(
+            self.app.connection, self._use, Outage(logger, "receive control messages", RETRY),
+            name=f"umbel-control-{self.hostname}", on_failure=self._note_failure,
+        )  # fmt: skip
+        self._session.start()
         self._tried.wait(START_S)
 
     def _is_blind(self, connection: Connection) -> bool:
@@ -288,10 +286,9 @@ class OwnPidbox(Pidbox):
 
     def stop(self, *, lost: bool = False) -> None:
         """End, and wait for it; not for long when the broker is not there."""
-        thread, self._thread = self._thread, None
-        self._stopping.set()
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(LOST_JOIN_S if lost else JOIN_S)
+        session, self._session = self._session, None
+        if session is not None:
+            session.stop(LOST_JOIN_S if lost else JOIN_S)
 
     def reset(self) -> None:
         """The loop changes the ear at its next turn."""
@@ -302,42 +299,39 @@ class OwnPidbox(Pidbox):
     def _looked_at(self) -> float:
         return self._turns[0]
 
-    def _run(self) -> None:
-        failures = 0
-        while not self._stopping.is_set():
-            try:
-                with contextlib.closing(_Link(self.app)) as link:
-                    super().start(link.connection)
-                    failures, self.locked, self._has_listened = 0, False, True
-                    self._tried.set()
-                    self._listen(link)
-            except Exception as exc:  # noqa: BLE001 - every transport has its own errors
-                failures += 1
-                self.reconnects += 1
-                self.locked = is_locked(exc)
-                if self.locked:
-                    self._tried.set()
-                # Why a worker that starts is locked out is for the step of the worker to say.
-                is_news = failures == 1 and (self._has_listened or not self.locked)
-                say = logger.warning if is_news else logger.debug
-                say("Control messages cannot be received: %s", described(exc))
-                self._stopping.wait(pause_s(exc, _pause_s(failures)))
-            finally:
-                super().stop(lost=True)
+    def _use(self, connection: Connection, session: Session) -> None:
+        try:
+            super().start(connection)
+            self.locked, self._has_listened = False, True
+            session.began()
+            self._tried.set()
+            self._listen(connection, session)
+        finally:
+            super().stop(lost=True)
 
-    def _listen(self, link: _Link) -> None:
+    def _note_failure(self, exc: Exception) -> bool:
+        self.locked = is_locked(exc)
+        if self.locked:
+            self._tried.set()
+        # Why a worker that starts is locked out is for the step of the worker to say.
+        return self._has_listened or not self.locked
+
+    def _listen(self, connection: Connection, session: Session) -> None:
         seen, check_at = self.resets, time.monotonic() + CHECK_S
-        while not self._stopping.is_set():
+        while not session.stopping.is_set():
             self._turns = (self._turns[1], time.monotonic())
             with contextlib.suppress(TimeoutError):
-                link.connection.drain_events(timeout=TURN_S)
+                connection.drain_events(timeout=TURN_S)
             if seen != self.resets:
                 count, seen = self.resets, self.resets
                 super().reset()
                 self.resets = seen = count
             if time.monotonic() >= check_at:
                 check_at = time.monotonic() + CHECK_S
-                link.check(self._ear)
+                if connection.supports_heartbeats and connection.heartbeat:
+                    connection.heartbeat_check()
+                if self._ear is not None:
+                    self._ear.check()
 
 
 class GreenPidbox(OwnPidbox):
@@ -356,36 +350,6 @@ def pidbox_for(pool: Any) -> type[Pidbox]:
     if pool.green:
         return GreenPidbox
     return ThreadPidbox if pool.inline else Pidbox
-
-
-class _Link:
-    """A connection for control messages alone."""
-
-    def __init__(self, app: Umbel) -> None:
-        self.connection = app.connection()
-        try:
-            others = max(len(self.connection.alt) - 1, 0)
-            self.connection.ensure_connection(max_retries=others, interval_start=0, interval_step=0)
-        except BaseException:
-            hang_up(self.connection, lost=True)
-            raise
-        self._errors = (*self.connection.connection_errors, *self.connection.channel_errors)
-
-    def check(self, ear: Ear | None) -> None:
-        """Send a heartbeat when it is time, and notice a broker that is gone."""
-        if self.connection.supports_heartbeats and self.connection.heartbeat:
-            self.connection.heartbeat_check()
-        if ear is not None and driver(self.connection) == "redis":
-            ear.check()
-
-    def close(self) -> None:
-        """Hang up."""
-        hang_up(self.connection)
-
-
-def _pause_s(failures: int) -> float:
-    ceiling_s = min(RETRY_MIN_S * 2 ** min(failures - 1, 8), RETRY_MAX_S)
-    return random.uniform(ceiling_s / 2, ceiling_s)  # noqa: S311 - no secret
 
 
 def _encoded(body: Any) -> bytes:

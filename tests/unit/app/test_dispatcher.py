@@ -18,8 +18,9 @@ from umbel import Umbel
 from umbel.app.events import Events
 from umbel.app.events import dispatcher as dispatching
 from umbel.app.events.dispatcher import Dispatcher
-from umbel.app.events.outlet import event_exchange
+from umbel.app.events.publisher import event_exchange
 from umbel.app.events.stamper import Life, Stamper, new_incarnation
+from umbel.cluster.backoff import Backoff
 from umbel.wire.event_forms import TaskStarted
 from umbel.wire.events import check, read
 
@@ -182,7 +183,7 @@ def test_without_a_broker_the_oldest_are_dropped_and_every_loss_is_counted() -> 
 
 
 class Gate:
-    """An outlet that opens when it is told to."""
+    """A publisher that opens when it is told to."""
 
     def __init__(self) -> None:
         self.is_open = self.may_open = False
@@ -204,7 +205,7 @@ class Gate:
 
 def test_a_good_bye_tells_of_what_was_dropped_for_its_own_sake(app: Umbel) -> None:
     dispatcher, gate = Dispatcher(app, "a@test"), Gate()
-    dispatcher._outlet, dispatcher._buffer_max = gate, 10  # type: ignore[assignment]
+    dispatcher._publisher, dispatcher._buffer_max = gate, 10  # type: ignore[assignment]
     for number in range(12):
         dispatcher.send("task-x", uuid=str(number))
     dispatcher.send("worker-offline", lost=dispatcher.lost)
@@ -217,10 +218,9 @@ def test_a_good_bye_tells_of_what_was_dropped_for_its_own_sake(app: Umbel) -> No
 def test_who_waits_and_who_knows_that_the_broker_is_back_cut_the_pause_short(
     app: Umbel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatching, "RETRY_MIN_S", 1_000.0)
-    monkeypatch.setattr(dispatching, "RETRY_MAX_S", 1_000.0)
+    monkeypatch.setattr(dispatching, "RETRY", Backoff(1_000.0, 1_000.0))
     dispatcher, gate = Dispatcher(app, "a@test"), Gate()
-    dispatcher._outlet = gate  # type: ignore[assignment]
+    dispatcher._publisher = gate  # type: ignore[assignment]
     dispatcher.send("task-x", uuid="1")
     wait_until(lambda: gate.tries == 1, what="the first try")
     dispatcher.hurry()
@@ -242,7 +242,7 @@ def test_what_comes_while_others_are_sent_gathers_again(app: Umbel) -> None:
             dispatcher.send("task-x", uuid="meanwhile")
 
     gate.may_open, gate.publish = True, publish  # type: ignore[method-assign]
-    dispatcher._outlet = gate  # type: ignore[assignment]
+    dispatcher._publisher = gate  # type: ignore[assignment]
     dispatcher.send("task-x", uuid="first")
     wait_until(lambda: bool(sizes), what="the first message")
     for number in range(20):

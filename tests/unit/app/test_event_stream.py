@@ -14,7 +14,7 @@ from kombu import Connection, Producer
 
 from tests.servers import RedisServer, wait_until
 from umbel import Umbel
-from umbel.app.events.outlet import Outlet, event_exchange, publish_events
+from umbel.app.events.publisher import Publisher, event_exchange, publish_events
 from umbel.app.events.stream import EventStream
 from umbel.wire.events import encode
 
@@ -49,13 +49,13 @@ def make_stream(client: redis.Redis, key: str = STREAM) -> None:
 
 
 def publish(app: Umbel, *batches: list[dict[str, Any]]) -> None:
-    outlet = Outlet(app)
-    outlet.open()
+    publisher = Publisher(app)
+    publisher.open()
     try:
         for batch in batches:
-            outlet.publish(batch)
+            publisher.publish(batch)
     finally:
-        outlet.close()
+        publisher.close()
 
 
 def bodies(client: redis.Redis, key: str = STREAM) -> list[Any]:

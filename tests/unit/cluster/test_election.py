@@ -13,8 +13,7 @@ from umbel.cluster.election import (
     ACTION_BYTES_MAX,
     ANSWER_S,
     LIFE_S,
-    RETRY_MAX_S,
-    RETRY_MIN_S,
+    RETRY,
     TOMBSTONE_S,
     Act,
     Candidate,
@@ -219,9 +218,9 @@ def test_a_claim_that_fails_is_repeated_with_the_same_token_ever_more_slowly() -
         pauses.append(due - booth.now)
         booth.now = due
         assert booth.step(Tick()) == [claim()]
-    assert pauses[0] == pytest.approx(RETRY_MIN_S)
+    assert pauses[0] == pytest.approx(RETRY.first_s)
     assert pauses == sorted(pauses)
-    assert pauses[-1] == pytest.approx(RETRY_MAX_S)
+    assert pauses[-1] == pytest.approx(RETRY.longest_s)
     assert booth.elections.counts[words.CLAIM_FAILED] == 6
 
 

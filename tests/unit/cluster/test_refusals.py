@@ -10,7 +10,7 @@ from umbel.cluster.election import (
     ANSWER_S,
     COLLECT_S,
     RANK_MAX,
-    RETRY_MAX_S,
+    RETRY,
     STEP_S,
     Candidate,
     Claimed,
@@ -136,7 +136,7 @@ def test_a_claim_without_an_answer_is_repeated_with_its_token_for_a_while(booth:
     assert booth.wait(WAIT_S + 0.1) == [CLAIM]
     assert booth.wait(ANSWER_S + 0.1) == [CLAIM]
     booth.step(ClaimFailed("e1"))
-    assert booth.wait(RETRY_MAX_S) == [CLAIM]
+    assert booth.wait(RETRY.longest_s) == [CLAIM]
     booth.step(stands("late"))
     assert set(booth.wait(LIFE_S)) == {CLAIM}, "it may have arrived: nobody else can act"
     assert len(booth.refusals) == 0

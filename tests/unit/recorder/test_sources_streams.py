@@ -14,7 +14,7 @@ from celery import Celery
 
 from tests.servers import RedisServer, wait_until
 from umbel import Umbel
-from umbel.app.events.outlet import Outlet
+from umbel.app.events.publisher import Publisher
 from umbel.recorder.sources import source_for
 from umbel.recorder.sources.messages import Message
 from umbel.recorder.sources.peers import Peers, is_numbered, opened
@@ -343,16 +343,16 @@ def make_events() -> Iterator[Callable[[], list[dict[str, Any]]]]:
     app.close()
 
 
-def test_the_outlet_and_the_source_agree_on_the_key_behind_a_prefix(redis_url: str) -> None:
+def test_the_publisher_and_the_source_agree_on_the_key_behind_a_prefix(redis_url: str) -> None:
     app = Umbel(
         "sources", broker=redis_url, backend="disabled://", set_as_current=False,
         broker_transport_options={"global_keyprefix": "ours:"},
     )  # fmt: skip
-    source, outlet = StreamSource(app, "one"), Outlet(app)
-    with closing(app), closing(source), closing(outlet):
+    source, publisher = StreamSource(app, "one"), Publisher(app)
+    with closing(app), closing(source), closing(publisher):
         source.open()
-        outlet.open()
-        outlet.publish([{"type": "worker-online", "hostname": "a", "timestamp": 1.0, "inc": 1}])
+        publisher.open()
+        publisher.publish([{"type": "worker-online", "hostname": "a", "timestamp": 1.0, "inc": 1}])
         found: list[Message] = []  # pub/sub, which all hear, may bring it too
         wait_until(
             lambda: found.extend(source.poll(0.05)) or any(m.token for m in found), 10, "the event"

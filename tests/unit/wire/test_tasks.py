@@ -9,10 +9,11 @@ import pytest
 from celery import Celery
 from kombu import serialization
 
+from tests.messages import written
 from umbel.wire.compression import compress
 from umbel.wire.content import accept_set
 from umbel.wire.limits import Limits, Refusal
-from umbel.wire.outgoing import write_task, write_task_v1
+from umbel.wire.outgoing import write_task_v1
 from umbel.wire.signatures import signature_dict
 from umbel.wire.tasks import (
     HEADER_FIELDS,
@@ -66,7 +67,7 @@ def refusal_of(call, *args, **kwargs) -> Refusal:
 @pytest.mark.parametrize("call", CALLS, ids=range(3))
 def test_we_write_the_message_that_a_peer_writes(call):
     theirs = peer.amqp.as_task_v2("t1", "w.add", origin="gen1@h", **call)
-    ours = write_task(name="w.add", id="t1", origin="gen1@h", **{"ignore_result": False, **call})
+    ours = written("w.add", "t1", origin="gen1@h", **{"ignore_result": False, **call})
     assert ours.headers == json.loads(json.dumps(theirs.headers))
     assert theirs.properties.items() <= ours.properties.items()
     assert json.loads(ours.body) == json.loads(json.dumps(theirs.body))
@@ -232,7 +233,7 @@ def test_ids_may_be_any_text():
 
 
 def test_the_callers_own_headers_are_told_from_all_others():
-    sent = write_task(name="w.add", id="t", headers={"my": "h", "id": "hijack", "trace": {"a": 1}})
+    sent = written("w.add", headers={"my": "h", "id": "hijack", "trace": {"a": 1}})
     assert sent.headers["id"] == "t"
     arrived = {
         **sent.headers,
@@ -255,9 +256,7 @@ def test_headers_of_protocol_1_never_make_it_look_like_protocol_2():
 @pytest.mark.parametrize("method", ["gzip", "bzip2", "lzma", "brotli"])
 @pytest.mark.parametrize("serializer", ["json", "msgpack", "yaml"])
 def test_a_compressed_task_survives(serializer, method):
-    sent = write_task(
-        name="w.add", id="t", args=[1, "x"], chord=SIG, serializer=serializer, compression=method
-    )
+    sent = written("w.add", args=[1, "x"], chord=SIG, serializer=serializer, compression=method)
     header = read_header(sent.headers)
     assert header.compression is not None
     body = read_body(
@@ -271,7 +270,7 @@ def test_a_compressed_task_survives(serializer, method):
 
 
 def test_a_task_that_is_not_compressed_does_not_say_so():
-    assert "compression" not in write_task(name="w.add", id="t").headers
+    assert "compression" not in written("w.add").headers
 
 
 def test_a_short_body_may_be_too_big():
@@ -353,13 +352,13 @@ def test_a_hybrid_takes_from_its_body_what_its_headers_leave_out():
 
 def test_wrong_arguments_of_the_sender_are_type_errors():
     with pytest.raises(TypeError, match=r"args of task 'w\.add'"):
-        write_task(name="w.add", id="t", args="abc")
+        written("w.add", args="abc")
     with pytest.raises(TypeError, match=r"kwargs of task 'w\.add'"):
         write_task_v1(name="w.add", id="t", kwargs=[1])  # type: ignore[arg-type]
 
 
 def test_properties_are_those_of_the_message():
-    sent = write_task(name="w.add", id="t", reply_to="q", priority=5, expires_in_s=90.5)
+    sent = written("w.add", reply_to="q", priority=5, expires_in_s=90.5)
     assert sent.properties == {
         "correlation_id": "t",
         "reply_to": "q",
@@ -367,10 +366,10 @@ def test_properties_are_those_of_the_message():
         "priority": 5,
         "expiration": "90500",
     }
-    assert "expiration" not in write_task(name="w.add", id="t").properties
+    assert "expiration" not in written("w.add").properties
 
 
 def test_stamps_travel_in_their_two_headers():
-    sent = write_task(name="w.add", id="t", stamped_headers=["b"], stamps={"b": [1]})
+    sent = written("w.add", stamped_headers=["b"], stamps={"b": [1]})
     header = read_header(sent.headers)
     assert (header.stamped_headers, header.stamps) == (["b"], {"b": [1]})

@@ -5,8 +5,8 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
+from tests.messages import written
 from umbel import Umbel
-from umbel.wire.outgoing import write_task
 from umbel.worker.options import WorkerOptions
 from umbel.worker.worker import Worker
 
@@ -42,7 +42,7 @@ class Message:
 
 def task_message(name: str, *args: Any, channel: Any = None, **fields: Any) -> Message:
     """A message that asks for a task."""
-    sent = write_task(name=name, id=uuid.uuid4().hex, args=args, kwargs={}, **fields)
+    sent = written(name, uuid.uuid4().hex, args, **fields)
     return Message(
         channel,
         headers=sent.headers,

@@ -12,10 +12,9 @@ import pytest
 from umbel import Umbel
 from umbel.worker import consumer as module
 from umbel.worker.consumer import (
-    DAMP_MIN_S,
+    DAMP,
     LASTING_S,
-    RETRY_MAX_S,
-    RETRY_MIN_S,
+    RETRY,
     SHORT_LIVES_FREE,
     Consumer,
     fatal_if_no_files,
@@ -50,7 +49,7 @@ class Broker:
         self.left, self.failure, self.tries = refusals, failure, 0
 
     def connection(self, *args: Any, **options: Any) -> Any:
-        return SimpleNamespace(alt=[], ensure_connection=self._open)
+        return SimpleNamespace(alt=[], ensure_connection=self._open, channel_errors=())
 
     def _open(self, **options: Any) -> None:
         self.tries += 1
@@ -91,7 +90,7 @@ def test_the_pauses_double_up_to_a_ceiling_and_are_never_the_same(make: Make) ->
     broker = Broker(12, refused)
     consumer, patience = make(broker)
     assert consumer.connect() is not None
-    ceilings_s = [min(RETRY_MIN_S * 2**n, RETRY_MAX_S) for n in range(12)]
+    ceilings_s = [min(RETRY.first_s * 2**n, RETRY.longest_s) for n in range(12)]
     for wait_s, ceiling_s in zip(patience.waits_s, ceilings_s, strict=True):
         assert ceiling_s / 2 <= wait_s <= ceiling_s
     last = patience.waits_s[6:]
@@ -196,7 +195,7 @@ def test_connections_that_break_at_once_are_rebuilt_slower_and_slower(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits_s = damped(make, monkeypatch, [0.0] * (SHORT_LIVES_FREE + 7))
-    expected = [DAMP_MIN_S * 2 ** min(n, 4) for n in range(7)]
+    expected = [DAMP.first_s * 2 ** min(n, 4) for n in range(7)]
     assert waits_s == pytest.approx(expected)
 
 

@@ -21,6 +21,7 @@ from kombu import Connection
 from umbel.broker.connections import hang_up
 from umbel.broker.mailboxes import Mailboxes
 from umbel.broker.replies import Inbox, Received, open_inbox
+from umbel.broker.session import opened
 from umbel.wire.control import ReplyTo
 
 logger = logging.getLogger(__name__)
@@ -110,12 +111,9 @@ class Collector:
 
     def _receive(self) -> None:
         """Receive until the end; an inbox that can not be opened raises, a break only returns."""
-        connection = self._connect()
+        connection = opened(self._connect())
         lost = False
         try:
-            # One round over the brokers of the list; whoever waits can not wait for more.
-            others = max(len(connection.alt) - 1, 0)
-            connection.ensure_connection(max_retries=others, interval_start=0, interval_step=0)
             inbox = open_inbox(connection, self._mailboxes, self._routing_key)
             self._announce(inbox.reply_to)
             try:

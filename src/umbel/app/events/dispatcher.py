@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import random
 import threading
 import time
 from collections import deque
@@ -30,9 +29,11 @@ from typing import TYPE_CHECKING, Any, Self, TypeGuard
 
 from kombu import Connection, Producer
 
-from umbel.app.events.outlet import Outlet, publish_with
+from umbel.app.events.publisher import Publisher, publish_with
 from umbel.app.events.stamper import Event, Stamper, hours_west
-from umbel.broker.permanent import described, pause_s
+from umbel.broker.permanent import described
+from umbel.broker.session import Outage
+from umbel.cluster.backoff import Backoff
 from umbel.wire.event_forms import TaskForm
 
 if TYPE_CHECKING:
@@ -40,12 +41,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("umbel.events")
 
-# So many task events go into one message, unless it gets too big (`outlet`). Some 100 KB: what is
-# larger the allocator gives back to the system each time, and every page of it is made anew.
+# So many task events go into one message, unless that gets too big (`publisher`). Some 100 KB: what
+# is larger the allocator gives back to the system each time, and every page of it is made anew.
 BATCH_MAX = 400
 # What is urgent does not wait to gather company.
 URGENT_GROUPS = frozenset({"worker"})
-RETRY_MIN_S, RETRY_MAX_S = 0.2, 3.0
+RETRY = Backoff(0.2, 3.0)
 CLOSE_S = 5.0
 JOIN_MIN_S = 0.3
 # The longest routing key that AMQP can carry.
@@ -100,7 +101,8 @@ class Dispatcher:
         self._unsent = 0  # taken out of the buffer, not with the broker yet
         self._closing = False
         self._thread: threading.Thread | None = None
-        self._outlet = Outlet(app, connection)
+        self._publisher = Publisher(app, connection)
+        self._outage = Outage(logger, "send the events in the buffer", RETRY)
         self._beat_s: float | None = None
         self._beat_at = 0.0
         self._crowd = 1.0
@@ -370,24 +372,18 @@ class Dispatcher:
     # -- the thread --------------------------------------------------------------------
 
     def _run(self) -> None:
-        failures = 0
         while not self._closing:
             try:
                 self._turn()
-                failures = 0
+                self._outage.over()
             except Exception as exc:  # noqa: BLE001 - every transport has its own errors
-                self._outlet.close(lost=True)
-                failures += 1
-                say = logger.warning if failures == 1 else logger.debug
-                say("Events cannot be sent and wait in the buffer: %s", described(exc))
-                ceiling_s = min(RETRY_MIN_S * 2 ** min(failures - 1, 8), RETRY_MAX_S)
-                usual_s = random.uniform(ceiling_s / 2, ceiling_s)  # noqa: S311 - no secret
-                self._pause(pause_s(exc, usual_s))
-        self._outlet.close()
+                self._publisher.close(lost=True)
+                self._pause(self._outage.failure(exc))
+        self._publisher.close()
 
     def _turn(self) -> None:
-        if not self._outlet.is_open and self.enabled:
-            self._outlet.open()
+        if not self._publisher.is_open and self.enabled:
+            self._publisher.open()
             for call in self.on_connected:
                 call()
         self._wait()
@@ -441,7 +437,7 @@ class Dispatcher:
         if not batch:
             return self._buffer_max  # all of it was dropped meanwhile
         try:
-            self._outlet.publish(batch)
+            self._publisher.publish(batch)
         except BaseException:
             with self._changed:
                 self._buffer.extendleft(reversed(batch))

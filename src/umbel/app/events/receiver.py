@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from kombu import Connection
 
-from umbel.app.events.inlet import Inlet
+from umbel.app.events.subscription import Subscription
 from umbel.cluster.clock import Clock
 from umbel.cluster.sequences import Key, Range, Sequences, key_of
 from umbel.wire.content import JSON, accept_set
@@ -94,7 +94,7 @@ class Receiver:
 
         `types` are the only ones that are handed on, and that count as captured; None is all.
         `state` gets every event that is handed on, before the handlers. `accept` names the
-        serializers that are read; JSON always is. `queue` are options of the queue, see `Inlet`.
+        serializers that are read; JSON always is. `queue` are options of `Subscription`.
         """
         if handlers is not None and not isinstance(handlers, Mapping):
             raise TypeError(
@@ -113,7 +113,7 @@ class Receiver:
         self.failed_count = 0  # how often a handler, or the state, failed
         self.sequences = Sequences()
         self._waiting: deque[Event] = deque()
-        self._inlet = Inlet(
+        self._subscription = Subscription(
             app,
             self._on_message,
             self._on_rubbish,
@@ -122,7 +122,7 @@ class Receiver:
             own=True,
             **queue,
         )
-        self._stopping = self._inlet.stopping
+        self._stopping = self._subscription.stopping
         self._capturing = threading.Lock()
         self._stays_open = False
         self._failure_kinds: set[tuple[str, str]] = set()
@@ -159,9 +159,9 @@ class Receiver:
         if not self._capturing.acquire(blocking=False):
             raise RuntimeError("this receiver captures already: make one for each thread")
         try:
-            self._inlet.wakes = self.wakeup if wakeup is None else wakeup
+            self._subscription.wakes = self.wakeup if wakeup is None else wakeup
             if wakeup:
-                self._inlet.wakeup_workers()
+                self._subscription.wakeup_workers()
             yield from self._captured(limit, timeout, deadline_s)
         finally:
             if not self._stays_open:
@@ -195,7 +195,7 @@ class Receiver:
                 ends.append(deadline)
             if timeout_s is not None:
                 ends.append(quiet_since + timeout_s)
-            self._inlet.listen(min(ends) - now)
+            self._subscription.listen(min(ends) - now)
 
     def _hand_on(self, event: Event) -> bool:
         """Let the state and the handler have an event; False when that was enough."""
@@ -241,7 +241,7 @@ class Receiver:
 
     def wait_ready(self, timeout_s: float | None = None) -> bool:
         """Wait until everything that is published is heard; False when it took too long."""
-        return self._inlet.ready.wait(timeout_s)
+        return self._subscription.ready.wait(timeout_s)
 
     def close(self) -> None:
         """Stop, and hang up; a capture on another thread hangs up by itself."""
@@ -254,13 +254,13 @@ class Receiver:
                 self._capturing.release()
 
     def _hang_up(self) -> None:
-        self._inlet.close()
+        self._subscription.close()
         self._waiting.clear()
 
     def __enter__(self) -> Self:
         self._stays_open = True
-        self._inlet.wakes = self.wakeup
-        self._inlet.open()
+        self._subscription.wakes = self.wakeup
+        self._subscription.open()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -279,7 +279,7 @@ class Receiver:
     @property
     def reconnect_count(self) -> int:
         """How often the connection broke."""
-        return self._inlet.reconnect_count
+        return self._subscription.reconnect_count
 
     def read(
         self, body: Any, content_type: Any, content_encoding: Any, headers: Any = None

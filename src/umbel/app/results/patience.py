@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from umbel.cluster.backoff import Backoff
+
 if TYPE_CHECKING:
     from umbel.app.umbel import Umbel
 
@@ -21,13 +23,12 @@ def pauses_s(app: Umbel) -> Iterator[float]:
     """The pauses before each further try; ends when there is none."""
     conf = app.conf
     if conf.result_backend_always_retry:
-        pause_s = conf.result_backend_base_sleep_between_retries_ms / 1000
-        longest_s = conf.result_backend_max_sleep_between_retries_ms / 1000
-        tries = 0
+        first_ms = max(1, conf.result_backend_base_sleep_between_retries_ms)
+        longest_ms = conf.result_backend_max_sleep_between_retries_ms
+        backoff, tries = Backoff(first_ms / 1000, longest_ms / 1000), 0
         while tries < conf.result_backend_max_retries:
-            yield min(pause_s, longest_s)
-            pause_s = max(pause_s, 0.001) * 2
             tries += 1
+            yield backoff.pause_s(tries)
         return
     policy = {**_POLICY, **(conf.result_backend_transport_options.get("retry_policy") or {})}
     limit = policy["max_retries"]

@@ -23,11 +23,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from umbel.app.results.watching import OnMeta, Watch, Watchers
+from umbel.cluster.backoff import Backoff
 
 logger = logging.getLogger(__name__)
 
 PING_INTERVAL_S = 30.0
-BACKOFF_FIRST_S, BACKOFF_LAST_S = 0.05, 2.0
+RETRY = Backoff(0.05, 2.0)
 SUBSCRIBE_CHUNK = 500
 
 
@@ -102,7 +103,7 @@ class Reader:
     def _run(self) -> None:
         assert self._wake_fds is not None
         fds = self._wake_fds
-        pause_s = BACKOFF_FIRST_S
+        failures = 0
         selector = selectors.DefaultSelector()
         selector.register(fds[0], selectors.EVENT_READ)
         try:
@@ -113,16 +114,16 @@ class Reader:
                 session = None
                 try:
                     session = Session(self, self._pool(), selector, fds[0])
-                    pause_s = BACKOFF_FIRST_S
+                    failures = 0
                     session.run()
                 except self._broken as exc:
-                    say = logger.warning if pause_s == BACKOFF_FIRST_S else logger.debug
+                    failures += 1
+                    say = logger.warning if failures == 1 else logger.debug
                     say("The connection to the result backend was lost, retrying: %s", exc)
-                    self._drain(selector, pause_s, fds[0])
-                    pause_s = min(pause_s * 2, BACKOFF_LAST_S)
+                    self._drain(selector, RETRY.pause_s(failures), fds[0])
                 except Exception:
                     logger.exception("waiting for results failed; beginning again")
-                    self._drain(selector, BACKOFF_LAST_S, fds[0])
+                    self._drain(selector, RETRY.longest_s, fds[0])
                 finally:
                     if session is not None:
                         session.close()

@@ -29,6 +29,7 @@ from umbel.app.results.patience import pauses_s
 from umbel.app.results.push import Reader
 from umbel.app.results.redis_client import make_client
 from umbel.app.results.watching import OnMeta, Watch
+from umbel.cluster.backoff import Backoff
 from umbel.exceptions import BackendError, ChordError
 from umbel.wire.limits import Refusal
 
@@ -47,6 +48,7 @@ DONE_MARK_S = 300
 PUBLISH_CLAIM_S = 30
 # How long a part that finds the chord claimed by somebody else waits for that claim to end.
 HELD_WAIT_MAX_S = 120.0
+HELD_LOOKS = Backoff(0.02, 0.5)
 
 
 class RedisBackend(Backend):
@@ -218,7 +220,7 @@ class RedisBackend(Backend):
             f"{request.id}:{place}", self.codec.part(request.id, state, result), place,
             int(self._ordered), self._ttl_s(), claim_s, token,
         ]  # fmt: skip
-        deadline, pause_s = time.monotonic() + HELD_WAIT_MAX_S, 0.02
+        deadline, looks = time.monotonic() + HELD_WAIT_MAX_S, 0
         while True:
             verdict, *found = self._script(scripts.PART, keys, arguments)
             if verdict != b"held":
@@ -230,8 +232,8 @@ class RedisBackend(Backend):
                     "chord %s stays claimed by somebody who does not end it", request.group
                 )
                 return
-            time.sleep(min(max(found[2], 10) / 1000, pause_s))
-            pause_s = min(pause_s * 2, 0.5)
+            looks += 1
+            time.sleep(min(max(found[2], 10) / 1000, HELD_LOOKS.pause_s(looks)))
         if verdict == b"claimed":
             self._finish_chord(request, token, found[0], found[1])
 

@@ -23,6 +23,7 @@ from kombu import Connection, Queue
 from umbel.app.control.inspection import flatten_reply
 from umbel.broker.connections import hang_up
 from umbel.broker.lengths import lengths_of
+from umbel.broker.session import opened
 from umbel.dashboard.live.oldest import Oldest, oldest_of
 from umbel.wire.secret_texts import mask_addresses
 
@@ -209,8 +210,7 @@ class Polling:
         """Ask the broker how long the queues are."""
         names = self._names()
         if self._connection is None:
-            self._connection = self._app.connection()
-            self._connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+            self._connection = opened(self._app.connection())
         lengths = lengths_of(self._connection, [Queue(name) for name in names])
         with closing(self._connection.channel()) as channel:
             firsts = {

@@ -20,16 +20,16 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import redis
+from kombu import Connection
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from umbel.app.events.stream import topics_of
 from umbel.broker import base64text
-from umbel.broker.connections import hang_up
+from umbel.broker.session import Outage, Session
 from umbel.recorder.sources.messages import Message
 from umbel.wire.events import EVENT_LIMITS, OWN_EXCHANGE
 from umbel.wire.jsontext import loads_json
@@ -43,7 +43,6 @@ logger = logging.getLogger("umbel.recorder")
 TURN_S: Final = 0.2
 CHECK_S: Final = 1.0
 UNANSWERED_MAX: Final = 5
-BACKOFF_FIRST_S, BACKOFF_LAST_S = 0.1, 5.0
 JOIN_S: Final = 5.0
 WAITING_BYTES_MAX = 32 * 2**20
 WAITING_MAX = 20_000
@@ -71,19 +70,16 @@ class Peers:
         self._bytes = 0
         self._lock = threading.Lock()
         self.dropped_count = 0
-        self._ready = threading.Event()
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        outage = Outage(logger, "receive the events of Celery's nodes")
+        self._session = Session(app.connection, self._listen, outage, name="umbel-peers")
 
     def start(self) -> None:
-        """Listen; once."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="umbel-peers", daemon=True)
-            self._thread.start()
+        """Listen, from the first call on."""
+        self._session.start()
 
     def wait_ready(self, timeout_s: float) -> bool:
         """Wait until everything that is published is heard; False when it took too long."""
-        return self._ready.wait(timeout_s)
+        return self._session.ready.wait(timeout_s)
 
     def take(self, count_max: int) -> list[Message]:
         """The oldest of what waits."""
@@ -97,60 +93,37 @@ class Peers:
 
     def stop(self) -> None:
         """Listen no more."""
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join(JOIN_S)
+        self._session.stop(JOIN_S)
 
     # -- the thread --------------------------------------------------------------------
 
-    def _run(self) -> None:
-        pause_s = BACKOFF_FIRST_S
-        while not self._stopping.is_set():
-            try:
-                with self._subscription() as subscription:
-                    self._listen(subscription)
-            except Exception as exc:  # noqa: BLE001 - a broker on its way down can raise anything
-                pause_s = BACKOFF_FIRST_S if self._ready.is_set() else pause_s
-                say = logger.warning if pause_s == BACKOFF_FIRST_S else logger.debug
-                say("events of Celery's nodes are not heard (%s): trying again", exc)
-            self._ready.clear()
-            self._stopping.wait(pause_s)
-            pause_s = min(pause_s * 2, BACKOFF_LAST_S)
-
-    @contextlib.contextmanager
-    def _subscription(self) -> Iterator[Any]:
-        connection = self._app.connection()
-        client: Any = None
+    def _listen(self, connection: Connection, session: Session) -> None:
+        channel = connection.channel()
+        channel.async_pool.disconnect()  # of which kombu has opened one to see whether it can
+        pool = channel._get_pool()  # also knows how to find the master behind sentinels
+        pool.connection_kwargs.update(
+            retry=Retry(NoBackoff(), 0), protocol=2, health_check_interval=CHECK_S
+        )
         try:
-            others = max(len(connection.alt) - 1, 0)
-            connection.ensure_connection(max_retries=others, interval_start=0, interval_step=0)
-            channel = connection.channel()
-            channel.async_pool.disconnect()  # of which kombu has opened one to see whether it can
-            pool = channel._get_pool()  # also knows how to find the master behind sentinels
-            pool.connection_kwargs.update(
-                retry=Retry(NoBackoff(), 0), protocol=2, health_check_interval=CHECK_S
-            )
-            client = redis.Redis(connection_pool=pool)
+            client: Any = redis.Redis(connection_pool=pool)
             subscription = client.pubsub()
             for exchange in self._exchanges:
                 for topic in topics_of(channel, exchange, "*"):
                     subscription.psubscribe(f"{channel.global_keyprefix}{topic}")
-            yield subscription
+            self._receive(subscription, session)
         finally:
-            if client is not None:
-                with contextlib.suppress(Exception):
-                    client.connection_pool.disconnect()
-            hang_up(connection, lost=True)
+            with contextlib.suppress(Exception):
+                pool.disconnect()
 
-    def _listen(self, subscription: Any) -> None:
+    def _receive(self, subscription: Any, session: Session) -> None:
         check_at = 0.0
-        while not self._stopping.is_set():
+        while not session.stopping.is_set():
             heard = subscription.get_message(timeout=TURN_S)
             kind = heard["type"] if heard is not None else ""
             if kind == "pmessage":
                 self._hear(heard["data"])
             elif kind == "psubscribe" and heard["data"] == len(subscription.patterns):
-                self._ready.set()
+                session.began()
             now = time.monotonic()
             if now >= check_at:
                 check_at = now + CHECK_S

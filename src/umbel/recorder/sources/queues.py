@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kombu import Connection, Consumer, Exchange, Queue
 
-from umbel.app.events.outlet import event_exchange
+from umbel.app.events.publisher import event_exchange
 from umbel.broker.connections import driver, hang_up
 from umbel.broker.messages import Unreadable, leave_compressed
+from umbel.broker.session import opening
 from umbel.recorder.sources.messages import Message
 from umbel.wire.events import OWN_EXCHANGE
 
@@ -89,18 +90,13 @@ class QueueSource:
         connection = self._app.connection()
         self._errors = (*connection.connection_errors, *connection.channel_errors, OSError)
         try:
-            others = max(len(connection.alt) - 1, 0)
-            connection.ensure_connection(max_retries=others, interval_start=0, interval_step=0)
-            self._counts_multiple = driver(connection) == "amqp"
-            queue = self._declared(connection)
-            self._consume(connection, queue)
+            with opening(connection):
+                self._counts_multiple = driver(connection) == "amqp"
+                queue = self._declared(connection)
+                self._consume(connection, queue)
         except Exception as exc:
-            hang_up(connection, lost=True)
             self._channel = None
             raise _lost(exc) from exc
-        except BaseException:
-            hang_up(connection, lost=True)
-            raise
         self._connection = connection
 
     def _consume(self, connection: Connection, queue: Queue) -> None:

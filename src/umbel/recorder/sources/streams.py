@@ -34,6 +34,7 @@ from redis.retry import Retry
 
 from umbel.app.events.stream import FIELD, stream_key
 from umbel.broker.connections import hang_up
+from umbel.broker.session import opening
 from umbel.recorder.sources.messages import Message
 from umbel.recorder.sources.peers import Peers
 from umbel.wire.events import CONTENT_ENCODING, CONTENT_TYPE, encode
@@ -99,21 +100,19 @@ class StreamSource:
         self.hang_up()
         connection = self._app.connection()
         try:
-            others = max(len(connection.alt) - 1, 0)
-            connection.ensure_connection(max_retries=others, interval_start=0, interval_step=0)
-            channel = connection.channel()
-            channel.async_pool.disconnect()  # of which kombu has opened one to see whether it can
-            pool = channel._get_pool()  # also knows how to find the master behind sentinels
-            # Nothing may be asked twice behind our back: an answer that is lost has entries in it.
-            pool.connection_kwargs.update(retry=Retry(NoBackoff(), 0), protocol=2)
-            self._client = redis.Redis(connection_pool=pool)
-            self._key = stream_key(channel, self._stream)
-            self._connection = connection
-            with self._asking():
-                self._make_group()
-                self._flush()
+            with opening(connection):
+                channel = connection.channel()
+                channel.async_pool.disconnect()  # of which kombu has opened one to see if it can
+                pool = channel._get_pool()  # also knows how to find the master behind sentinels
+                # Nothing may be asked twice behind our back: an answer that is lost has entries.
+                pool.connection_kwargs.update(retry=Retry(NoBackoff(), 0), protocol=2)
+                self._client = redis.Redis(connection_pool=pool)
+                self._key = stream_key(channel, self._stream)
+                self._connection = connection
+                with self._asking():
+                    self._make_group()
+                    self._flush()
         except BaseException as exc:
-            hang_up(connection, lost=True)
             self.hang_up()
             if isinstance(exc, Exception):  # a broker on its way down can raise anything
                 raise _lost(exc) from exc

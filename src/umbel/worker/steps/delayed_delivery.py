@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from umbel.broker import delayed
 from umbel.broker.connections import addresses, driver, masked
+from umbel.broker.session import opened
+from umbel.cluster.backoff import Backoff
 from umbel.worker.blueprint import Step
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("umbel.consumer")
 
-RETRY_S = (1.0, 2.0, 5.0, 10.0)
+RETRY = Backoff(1.0, 10.0)
 
 
 class DelayedDeliveryStep(Step):
@@ -56,8 +58,8 @@ class DelayedDeliveryStep(Step):
             except parent.connection.connection_errors:
                 raise
             except Exception as exc:  # noqa: BLE001 - said in full, and tried again
-                pause_s = RETRY_S[min(attempt, len(RETRY_S) - 1)]
                 attempt += 1
+                pause_s = RETRY.pause_s(attempt)
                 logger.error(
                     "delayed delivery can not be set up on %s: %s; this worker is not ready. "
                     "Delete the queues celery_delayed_* if they were declared otherwise, or set "
@@ -78,8 +80,7 @@ class DelayedDeliveryStep(Step):
             if connection.as_uri() == current:
                 continue
             try:
-                with connection:
-                    connection.ensure_connection(max_retries=1, interval_start=0)
+                with opened(connection):
                     for queue in lasting:
                         queue(connection.default_channel).declare()
                     kind = app.conf.broker_native_delayed_delivery_queue_type

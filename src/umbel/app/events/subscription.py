@@ -1,8 +1,8 @@
-"""The way in: a queue of one's own on each exchange of events, made anew whenever it breaks.
+"""A queue of one's own on each exchange of events, made anew whenever the connection breaks.
 
 Every try to connect goes once over the list of brokers. After a failed one there is a pause, which
-grows up to `BACKOFF_LAST_S`; waiting for it ends early when the owner stops. A break is logged
-once, however many tries the way back takes.
+grows; waiting for it ends early when the owner stops. A break is logged once, however many tries
+the way back takes, and so is its end.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 from kombu import Connection, Exchange, Producer, Queue
 
-from umbel.app.events.outlet import event_exchange
+from umbel.app.events.publisher import event_exchange
 from umbel.app.trust import Trust
-from umbel.broker.connections import another, hang_up
+from umbel.broker.connections import another
 from umbel.broker.listening import Listener, OnMessage, OnRubbish
-from umbel.broker.permanent import described, pause_s
+from umbel.broker.session import Outage, opening
 from umbel.exceptions import ImproperlyConfigured
 from umbel.wire.control import Request, write_request
 from umbel.wire.events import OWN_EXCHANGE
@@ -32,11 +32,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("umbel.events")
 
 CHECK_S = 1.0
-BACKOFF_FIRST_S, BACKOFF_LAST_S = 0.1, 5.0
 WAKEUP_LIFE_S = 1.0
 
 
-class Inlet:
+class Subscription:
     """Used by one thread; `stopping` and `ready` are for all."""
 
     def __init__(
@@ -80,7 +79,7 @@ class Inlet:
         self.wakes = True  # ask for heartbeats on every new connection
         self.reconnect_count = 0
         self._check_at = self._retry_at = 0.0
-        self._pause_s = BACKOFF_FIRST_S
+        self._outage = Outage(logger, "receive events")
 
     @property
     def is_open(self) -> bool:
@@ -102,29 +101,23 @@ class Inlet:
                 self._check_at = now + CHECK_S
                 self._listener.check()
         except ConnectionError as exc:
-            logger.warning("the connection for events was lost (%s): connecting again", exc)
             self.close(lost=True)
+            self._retry_at = time.monotonic() + self._outage.failure(exc)
             self.reconnect_count += 1
 
     def open(self) -> None:
         """Try once to connect; raises `ImproperlyConfigured` where trying again is in vain."""
         connection = self._new_connection()
         try:
-            others = max(len(connection.alt) - 1, 0)
-            connection.ensure_connection(max_retries=others, interval_start=0, interval_step=0)
-            queues = [self._queue(name, connection) for name in self._exchanges]
-            self._listener = Listener(connection, queues, self._on_message, self._on_rubbish)
+            with opening(connection):
+                queues = [self._queue(name, connection) for name in self._exchanges]
+                self._listener = Listener(connection, queues, self._on_message, self._on_rubbish)
         except ImproperlyConfigured:
-            hang_up(connection, lost=True)
             raise
         except Exception as exc:  # noqa: BLE001 - a broker on its way down can raise anything
-            hang_up(connection, lost=True)
-            say = logger.warning if self._pause_s == BACKOFF_FIRST_S else logger.debug
-            say("Events cannot be received: %s", described(exc))
-            self._retry_at = time.monotonic() + pause_s(exc, self._pause_s)
-            self._pause_s = min(self._pause_s * 2, BACKOFF_LAST_S)
+            self._retry_at = time.monotonic() + self._outage.failure(exc)
             return
-        self._pause_s = BACKOFF_FIRST_S
+        self._outage.over()
         self.ready.set()
         if self.wakes:
             self.wakeup_workers()

@@ -12,6 +12,7 @@ from umbel.app.trust import Trust
 from umbel.broker.amqp.bounded import share_alarm
 from umbel.broker.base64text import quicken
 from umbel.broker.connections import another, driver, hang_up
+from umbel.broker.session import opening
 from umbel.wire.control import Written
 from umbel.wire.event_forms import TaskForm, kind_of
 from umbel.wire.events import (
@@ -110,8 +111,8 @@ def publish_with(
         publish()
 
 
-class Outlet:
-    """Opened and used by one thread."""
+class Publisher:
+    """Publishes events on a connection of its own; opened and used by one thread."""
 
     def __init__(self, app: Umbel, template: Connection | None = None) -> None:
         """`template` says where to connect; it is not used itself."""
@@ -136,19 +137,14 @@ class Outlet:
         else:
             options = {**(template.transport_options or {}), "confirm_publish": True}
             connection = another(template, heartbeat=0, transport_options=options)
-        try:
-            others = max(len(connection.alt) - 1, 0)
-            connection.ensure_connection(max_retries=others, interval_start=0, interval_step=0)
-            publisher = app.publisher  # an alarm of the broker is logged once for both
-            share_alarm(connection, publisher.alarm, publisher.blocked_timeout_s)
+        with opening(connection):
+            tasks = app.publisher  # an alarm of the broker is logged once for both
+            share_alarm(connection, tasks.alarm, tasks.blocked_timeout_s)
             exchange = event_exchange(app.conf.event_exchange, connection)
             channel = connection.default_channel
             quicken(channel)
             exchange(channel).declare()
             self._producer = Producer(channel, auto_declare=False)
-        except BaseException:
-            hang_up(connection, lost=True)
-            raise
         self._connection = connection
         self._exchanges = {exchange.name: exchange}
 
