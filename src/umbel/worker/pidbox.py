@@ -27,10 +27,10 @@ from kombu.utils.json import loads
 from umbel.app.control.mailbox import mailboxes_for
 from umbel.broker.connections import driver, hang_up
 from umbel.broker.mailboxes import Mailboxes
-from umbel.broker.messages import leave_compressed
 from umbel.broker.names import is_locked
 from umbel.broker.permanent import described, pause_s
 from umbel.broker.replies import publish_reply
+from umbel.broker.task_channel import task_channel
 from umbel.wire.control import Request, Written
 from umbel.wire.signing import REPLY
 
@@ -58,7 +58,7 @@ class Ear:
         self.channel = connection.channel()
         self._exchange = queue.exchange.name
         self._on_rubbish = on_rubbish
-        leave_compressed(self.channel)
+        task_channel(self.channel).leave_compressed()
         self._consumer = Consumer(
             self.channel, [queue], on_message=on_message, no_ack=True, accept=None
         )

@@ -17,7 +17,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from umbel.app.trace import fail
-from umbel.broker.messages import put_back
+from umbel.broker.task_channel import put_back
 from umbel.exceptions import (
     TaskRevokedError,
     TimeLimitExceeded,

@@ -1,8 +1,9 @@
 """What happens to messages whose connection is gone, and to the tasks that run on.
 
-Where messages outlive connections (`broker.leases`) they are settled on the next channel. Where
-they belong to a connection, as on RabbitMQ, the broker delivers them again, marked as redelivered,
-and what this worker holds of them is void. Then a message that comes again is recognised by `Key`:
+Where messages outlive connections (`TaskChannel.lease_s`) they are settled on the next channel.
+Where they belong to a connection, as on RabbitMQ, the broker delivers them again, marked as
+redelivered, and what this worker holds of them is void. Then a message that comes again is
+recognised by `Key`:
 
 | what this worker knows of its task        | the message                                         |
 | ----------------------------------------- | --------------------------------------------------- |
@@ -27,7 +28,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from umbel.broker import leases
+from umbel.broker.task_channel import task_channel
 
 if TYPE_CHECKING:
     from umbel.wire.tasks import TaskHeader
@@ -115,10 +116,11 @@ class Salvage:
         meaning, see `reclaim` and `adopt`.
         """
         worker, tally = self._worker, self._worker.tally
-        leases.disown(worker.consumer.channel)
+        lost = task_channel(worker.consumer.channel)
+        lost.disown()
         waiting = {id(request) for request in worker.take_unbegun()}
         # Where messages outlive connections nothing will be delivered again.
-        tied = leases.lease_s(worker.consumer.channel) is None
+        tied = lost.lease_s is None
         cancel = tied and worker.app.conf.worker_cancel_long_running_tasks_on_connection_loss
         self.adopted.clear()
         worker.prefetch.adopted = 0
@@ -144,24 +146,25 @@ class Salvage:
         Those of running tasks are settled here when the tasks end; those of ended ones, if that
         failed with the old channel, are now. All others go back at once.
         """
-        if leases.lease_s(channel) is None:
+        new = task_channel(channel)
+        if new.lease_s is None:
             self._orphans.clear()
             self._unsettled.clear()
             self.recent = deque(maxlen=RECENT_MAX)
             return
         while self._unsettled:  # tried once more; if it was no matter of the connection, no more
             message, settle = self._unsettled.pop(0)
-            leases.adopt(channel, message)
+            new.adopt(message)
             settle()
         while self._orphans:  # newest first; one that fails to go back is tried again later
-            leases.put_back(channel, self._orphans[-1])
+            new.put_back(self._orphans[-1])
             self._orphans.pop()
         for request in self._worker.tally.reserved.values():
             if request.void and not request.settled and not request.dropped:
                 request.void = False
                 if request.owed:
                     self.owe_no_more(request)
-                leases.adopt(channel, request.message)
+                new.adopt(request.message)
 
     # -- messages that come again ----------------------------------------------------------
 
