@@ -97,7 +97,6 @@ class Worker:
     """As much of a worker as requests know of."""
 
     connection_errors = (Lost,)
-    inline = False
     metrics = None
 
     def __init__(self, broker: Broker) -> None:

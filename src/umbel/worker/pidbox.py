@@ -355,7 +355,7 @@ def pidbox_for(pool: Any) -> type[Pidbox]:
     """The kind that fits a pool."""
     if pool.green:
         return GreenPidbox
-    return ThreadPidbox if pool.inline else Pidbox
+    return ThreadPidbox if pool.blocks_loop else Pidbox
 
 
 class _Link:

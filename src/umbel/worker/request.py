@@ -155,32 +155,11 @@ class Request:
             if self.worker.task_events.on:
                 self.worker.task_events.rejected(self, requeue=False)
 
-    # -- what the pool reports (on its thread, or on the loop's) -----------------------
-
-    def accepted(self, pid: int, when: float) -> None:
-        """Execution begins."""
-        if self.worker.on_loop:
-            self._on_accepted(pid, when)
-        else:
-            self.worker.inbox.post(partial(self._on_accepted, pid, when))
-
-    def finished(self, outcome: Outcome) -> None:
-        """Execution ended by itself."""
-        if self.worker.on_loop:
-            self._on_finished(outcome)
-        else:
-            self.worker.inbox.post(partial(self._on_finished, outcome))
-
-    def ran(self, pid: int, when: float, outcome: Outcome) -> None:
-        """Execution began, and ended by itself."""
-        if self.worker.on_loop:
-            self._on_ran(pid, when, outcome)
-        else:
-            self.worker.inbox.post(partial(self._on_ran, pid, when, outcome))
+    # -- what the pool reports, on the loop thread -------------------------------------
 
     def unfit(self, exc: Exception) -> None:
         """The pool can not take it."""
-        self.worker.report(partial(self._end, self._on_unfit, exc))
+        self._end(self._on_unfit, exc)
 
     def soft_limit(self, limit_s: float) -> None:
         """The soft time limit has passed."""
@@ -188,27 +167,27 @@ class Request:
 
     def hard_limit(self, limit_s: float) -> None:
         """The hard time limit has passed."""
-        self.worker.report(partial(self._end, self._on_hard_limit, limit_s))
+        self._end(self._on_hard_limit, limit_s)
 
     def lost(self, reason: str) -> None:
         """The process died."""
-        self.worker.report(partial(self._end, self._on_lost, reason))
+        self._end(self._on_lost, reason)
 
     def terminated(self, signum: int) -> None:
         """Somebody ended it."""
-        self.worker.report(partial(self._end, self._on_terminated, signum))
+        self._end(self._on_terminated, signum)
 
-    # -- on the loop thread ------------------------------------------------------------
-
-    def _on_accepted(self, pid: int, when: float) -> None:
+    def accepted(self, pid: int, when: float) -> None:
+        """Execution begins."""
         self.worker.tally.active[id(self)] = self
         self._began(pid, when)
 
-    def _on_ran(self, pid: int, when: float, outcome: Outcome) -> None:
+    def ran(self, pid: int, when: float, outcome: Outcome) -> None:
+        """Execution began, and ended by itself."""
         try:
             self._began(pid, when)
         finally:
-            self._on_finished(outcome)
+            self.finished(outcome)
 
     def _began(self, pid: int, when: float) -> None:
         self.pid, self.accepted_at = pid, when
@@ -221,7 +200,8 @@ class Request:
         if not self.strategy.acks_late:
             self.ack()
 
-    def _on_finished(self, outcome: Outcome) -> None:
+    def finished(self, outcome: Outcome) -> None:
+        """Execution ended by itself."""
         worker = self.worker
         try:
             self.strategy.took(outcome.runtime_s)

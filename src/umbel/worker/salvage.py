@@ -267,7 +267,7 @@ class Salvage:
             request.owed = True
             worker.prefetch.debtors += 1
         late = request.strategy.acks_late and not request.dropped
-        if cancel and late and not worker.inline:
+        if cancel and late and not worker.pool.blocks_loop:
             logger.warning(
                 "Task %s[%s] is cancelled: its message will be delivered again",
                 request.name, request.id,

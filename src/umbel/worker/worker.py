@@ -38,7 +38,7 @@ from umbel.worker.gossip import Gossip
 from umbel.worker.inbox import Inbox
 from umbel.worker.mingling import Mingling
 from umbel.worker.options import Plan, WorkerOptions, plan_for
-from umbel.worker.pools.base import Pool, PoolClosed, Submission
+from umbel.worker.pools.base import Pool, Submission
 from umbel.worker.prefetch import Prefetch
 from umbel.worker.rates import RateLimits
 from umbel.worker.request import Request, logs_results
@@ -130,13 +130,10 @@ class Worker:
         self._ready: deque[Request] = deque()
         self._in_pool = 0
         self._aside_count = 0
-        self.gathers = False  # ready requests, until the loop waits
         self._dispatching = False
         self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="umbel-aside")
         self.blueprint = Blueprint("worker", [*WORKER_STEPS, *app.steps["worker"]])
         self.blueprint.create(self)
-        self.inline = self.pool.inline
-        self.on_loop = self.inline or self.pool.on_loop  # there the pool reports
 
     def _select_queues(self) -> None:
         queues = self.app.queues
@@ -185,7 +182,7 @@ class Worker:
             consumer.leaving.begin()  # the loop may be waiting for an answer right now
         self.stop_wanted.set()
         self.inbox.wake()
-        if self.cold and self.inline:
+        if self.cold and self.pool.blocks_loop:
             self.pool.terminate()  # the loop is inside of the task, and looks at nothing
 
     def check_patience(self) -> None:
@@ -214,24 +211,22 @@ class Worker:
     # -- requests: ready, held, running, released --------------------------------------
 
     def ready(self, request: Request) -> None:
-        """The request, which waits for nothing else, may run as soon as the pool has room."""
+        """The request, which waits for nothing else, may run as soon as the pool has room.
+
+        A pool that is busy gets it with others, before the loop waits.
+        """
         self._ready.append(request)
-        if not self.gathers or self._in_pool < self.pool.size:
+        if self._in_pool < self.pool.size:
             self.dispatch()
 
     def dispatch(self) -> None:
         """Fill the pool from what is ready."""
         if self._dispatching or not self._ready:
-            return  # an inline pool comes back here from within submit
+            return  # a pool that blocks the loop comes back here from within `fill`
         self._dispatching = True
         refused: list[tuple[Request, str]] = []
         try:
-            orders, pool = self._orders(refused), self.pool
-            if pool.fills:
-                pool.fill(orders)
-            else:
-                while self._in_pool < pool.size and (order := next(orders, None)) is not None:
-                    self._submit(order)
+            self.pool.fill(self._orders(refused))
         finally:
             self._dispatching = False
             for request, why in refused:
@@ -262,16 +257,6 @@ class Worker:
             soft_s, hard_s = strategy.limits(header)
             yield order, request, soft_s, hard_s, strategy.typical_s
 
-    def _submit(self, submission: Submission) -> None:
-        request = cast("Request", submission[1])
-        try:
-            self.pool.submit(*submission)
-        except PoolClosed:
-            self._in_pool -= 1
-            self._ready.appendleft(request)
-        except Exception as exc:  # noqa: BLE001 - becomes its outcome
-            request.unfit(exc)
-
     def released(self, request: Request) -> None:
         """The pool is done with the request."""
         key = id(request)
@@ -283,8 +268,6 @@ class Worker:
             self.salvage.owe_no_more(request)
         if request.void or self.salvage.adopted:
             self.salvage.ended(request)
-        if self._ready and not self.pool.on_loop:  # which has us fill it
-            self.dispatch()
 
     def recall(self) -> None:
         """What the pool has taken and not begun is ready again, before all others."""
@@ -413,13 +396,6 @@ class Worker:
 
     # -- the ways to the loop thread ---------------------------------------------------
 
-    def report(self, work: Callable[[], None]) -> None:
-        """Run `work` on the loop thread; the pool may be on it already."""
-        if self.on_loop:
-            work()
-        else:
-            self.inbox.post(work)
-
     def aside(self, work: Callable[[], None], then: Callable[[], None]) -> None:
         """Do something that may block away from the loop, then `then` on the loop thread.
 
@@ -459,7 +435,7 @@ class Worker:
 
     def is_live(self, patience_s: float) -> bool:
         """Whether the loop turns; a solo worker that runs a task counts as turning."""
-        if self.pool.inline and self.tally.active:
+        if self.pool.blocks_loop and self.tally.active:
             return True
         return time.monotonic() - self.last_turn < patience_s
 

@@ -276,10 +276,10 @@ class Bench:
         order_id: str = "",
         expected_s: float | None = None,
     ) -> Recorder:
-        """Submit an order; an inline pool gets a thread to run it in."""
+        """Submit an order; a pool that blocks its caller gets a thread to run it in."""
         recorder = Recorder()
         order = self.order(task, text, order_id)
-        if self.pool.inline:
+        if self.pool.blocks_loop:
             thread = threading.Thread(
                 target=self.pool.submit, args=(order, recorder, soft_s, hard_s), daemon=True
             )

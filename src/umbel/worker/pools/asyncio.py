@@ -29,7 +29,6 @@ from umbel.worker.pools.base import (
     PoolOptions,
     Watcher,
     failure_of,
-    notify,
     soft_limit_disarmer,
 )
 from umbel.worker.pools.steering import steered
@@ -110,6 +109,11 @@ class AsyncioPool(Pool):
             self._jobs[job] = None
             self._waiting.append(job)
             self._loop.call_soon_threadsafe(self._pump)
+
+    def has_room(self) -> bool:
+        """Whether one more coroutine, or plain function, would begin at once."""
+        taken_count = self._running + len(self._waiting) + self._threads.taken_count
+        return not self._closed and taken_count < self._target
 
     def close_and_join(self, timeout_s: float | None) -> bool:
         """Take no more orders and wait for those taken, then stop the loop."""
@@ -211,7 +215,7 @@ class AsyncioPool(Pool):
         if job.settled:
             return
         began = monotonic()
-        notify(job.watcher.accepted, self._pid, began)
+        self._report(job.watcher.accepted, self._pid, began)
         self._start_timers(job)
         soft_limit_disarmer.set(job.disarm_soft)  # this task has a context of its own
         assert self.options.run_async is not None
@@ -219,7 +223,7 @@ class AsyncioPool(Pool):
             outcome = await steered(self.options.run_async(job.order), job)
         except BaseException as exc:  # noqa: BLE001 - becomes the outcome
             outcome = failure_of(exc, monotonic() - began)
-        self._report(job, job.watcher.finished, outcome)
+        self._settle(job, job.watcher.finished, outcome)
 
     def _start_timers(self, job: _Job) -> None:
         if job.soft_s is not None:
@@ -233,7 +237,7 @@ class AsyncioPool(Pool):
             return
         job.interrupt = SoftTimeLimitExceeded()
         job.task.cancel()
-        notify(job.watcher.soft_limit, limit_s)
+        self._report(job.watcher.soft_limit, limit_s)
 
     def _end(self, job: _Job, call: Callable[..., None], arg: float) -> None:
         """On the loop: end an order from outside and report it."""
@@ -244,12 +248,12 @@ class AsyncioPool(Pool):
             self._leftover += 1
             job.task.add_done_callback(self._came_back)
             job.task.cancel()
-        self._report(job, call, arg)
+        self._settle(job, call, arg)
 
     def _came_back(self, task: asyncio.Task[None]) -> None:
         self._leftover -= 1
 
-    def _report(self, job: _Job, call: Callable[..., None], *args: Any) -> None:
+    def _settle(self, job: _Job, call: Callable[..., None], *args: Any) -> None:
         """On the loop: make the final call, and let the next order begin."""
         for timer in job.timers:
             timer.cancel()
@@ -259,7 +263,7 @@ class AsyncioPool(Pool):
             job.settled = True
             if job.task is not None:
                 self._running -= 1
-        notify(call, *args)
+        self._ended(call, *args)
         with self._changed:
             self._jobs.pop(job, None)
             if not self._jobs:

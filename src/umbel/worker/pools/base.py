@@ -4,9 +4,9 @@
 for. The watcher hears `accepted` when the order begins to run, then exactly one final call:
 `finished`, `hard_limit`, `lost` or `terminated`. `accepted` precedes every final call, except
 `terminated` and `lost` of an order that never began. A pool that learns of beginning and end at
-once says both with one call, `ran`. An order that `fill` can not hand over ends with `unfit`.
-When `terminate` has returned no watcher is called any more: those messages belong to the broker
-again.
+once says both with one call, `ran`. An order that `fill` cannot hand over ends with `unfit`.
+Watchers are called on the thread of the worker's loop, which every pool gets to by itself.
+When `terminate` has returned nothing more is reported: those messages belong to the broker again.
 A watcher that raises is logged and does not disturb the pool.
 
 Limits count from `accepted`. The soft limit raises `SoftTimeLimitExceeded` inside `run`; what runs
@@ -25,6 +25,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 from umbel.app.trace import last_lines, traceback_text
@@ -47,7 +48,7 @@ POOL_NAMES = tuple(_CLASSES)
 
 
 class Watcher(Protocol):
-    """Hears what becomes of one order, on a thread of the pool (for solo: the caller's)."""
+    """Hears what happens to one order: on the loop's thread, or without a loop on the pool's."""
 
     def accepted(self, pid: int, when: float) -> None:
         """Execution begins; `when` is monotonic time."""
@@ -102,9 +103,9 @@ class PoolOptions:
     child_ending: Callable[[], None] = _nothing
     """prefork only: runs last in each child that ends in order."""
     loop: Inbox | None = None
-    """prefork only: watchers are called on the thread of this loop, not on one of the pool's."""
-    has_room: Callable[[], None] = _nothing
-    """prefork only: called on the thread of the loop when there may be room for more orders."""
+    """Watchers are called on the thread of this loop. Solo calls them where `fill` was called."""
+    on_room: Callable[[], None] = _nothing
+    """Called where watchers are, when there may be room for more orders after one has ended."""
     overdue: Callable[[], None] = _nothing
     """prefork only: called on a thread of the pool when orders wait in a child behind one that
     takes longer than was expected; `recall` gets them out of there."""
@@ -117,9 +118,7 @@ class Pool(ABC):
 
     name: ClassVar[str]
     green: ClassVar[bool] = False
-    inline: ClassVar[bool] = False
-    fills: ClassVar[bool] = False  # knows itself how many orders it has room for: `fill`
-    on_loop: bool = False  # watchers are called on the thread of `PoolOptions.loop`
+    blocks_loop: ClassVar[bool] = False  # `fill` returns when the orders have ended
 
     def __init__(self, options: PoolOptions) -> None:
         if options.concurrency < 1:
@@ -149,13 +148,20 @@ class Pool(ABC):
     def fill(self, orders: Iterator[Submission]) -> None:
         """Take as many of these as would begin soon; what there is no room for is not asked for.
 
-        Pools that `fills` is true of have it. `orders` is asked with a lock of the pool's held.
+        `orders` may be asked with a lock of the pool's held. One that a closed pool was given is
+        dropped.
         """
-        raise NotImplementedError(f"the {self.name} pool takes orders one by one")
+        while self.has_room() and (submission := next(orders, None)) is not None:
+            try:
+                self.submit(*submission)
+            except PoolClosed:
+                return
+            except Exception as exc:  # noqa: BLE001 - the watcher hears it
+                self._ended(submission[1].unfit, exc)
 
+    @abstractmethod
     def has_room(self) -> bool:
-        """Whether one more order would begin soon although `size` of them have not ended."""
-        return False
+        """Whether one more order would begin soon."""
 
     def recall(self) -> list[Watcher]:
         """Give up orders that have not begun, oldest first: their watchers hear nothing more.
@@ -196,6 +202,23 @@ class Pool(ABC):
     @abstractmethod
     def size(self) -> int:
         """How many orders may run at once."""
+
+    def _report(self, call: Callable[..., object], *args: Any) -> None:
+        """Call a watcher, or have the loop do it."""
+        loop = self.options.loop
+        if loop is None:
+            notify(call, *args)
+        else:
+            loop.post(partial(notify, call, *args))
+
+    def _ended(self, call: Callable[..., object], *args: Any) -> None:
+        """The same for the final call of an order, which leaves room for another one."""
+
+        def end() -> None:
+            notify(call, *args)
+            self.options.on_room()
+
+        self._report(end)
 
     def _described(self, **more: Any) -> dict[str, Any]:
         cls = type(self)

@@ -30,7 +30,6 @@ from umbel.worker.pools.base import (
     PoolOptions,
     Watcher,
     failure_of,
-    notify,
     soft_limit_disarmer,
 )
 
@@ -112,6 +111,10 @@ class GeventPool(Pool):
         self._idle.clear()
         self._pump()
 
+    def has_room(self) -> bool:
+        """Whether one more greenlet would begin at once."""
+        return not self._closed and len(self._running) + len(self._waiting) < self._target
+
     def close_and_join(self, timeout_s: float | None) -> bool:
         """Take no more orders and wait for those taken."""
         self._closed = True
@@ -168,9 +171,9 @@ class GeventPool(Pool):
         if job.settled:  # cancelled before it began
             return
         began = monotonic()
-        notify(job.watcher.accepted, self._pid, began)
+        self._report(job.watcher.accepted, self._pid, began)
         self._start_timers(job)
-        self._report(job, job.watcher.finished, self._run(job, began))
+        self._settle(job, job.watcher.finished, self._run(job, began))
 
     def _run(self, job: _Job, began: float) -> Outcome:
         token = soft_limit_disarmer.set(job.disarm_soft)
@@ -195,7 +198,7 @@ class GeventPool(Pool):
     def _soft(self, job: _Job, limit_s: float) -> None:
         """In the hub: a throw here reaches the greenlet before anything else runs."""
         if job.interruptible and job.soft_armed and not job.settled:
-            gevent.spawn(notify, job.watcher.soft_limit, limit_s)
+            gevent.spawn(self._report, job.watcher.soft_limit, limit_s)
             job.greenlet.throw(SoftTimeLimitExceeded())
 
     def _hard(self, job: _Job, limit_s: float) -> None:
@@ -210,13 +213,13 @@ class GeventPool(Pool):
             self._leftover += 1
             job.greenlet.rawlink(self._came_back)
             job.greenlet.kill(block=False)
-        self._report(job, call, arg)
+        self._settle(job, call, arg)
         return True
 
     def _came_back(self, greenlet: Any) -> None:
         self._leftover -= 1
 
-    def _report(self, job: _Job, call: Callable[..., None], *args: Any) -> None:
+    def _settle(self, job: _Job, call: Callable[..., None], *args: Any) -> None:
         """Make the final call unless it was made, and let the next order begin."""
         if job.settled:
             return
@@ -228,7 +231,7 @@ class GeventPool(Pool):
         self._reports += 1
         try:
             self._pump()
-            notify(call, *args)
+            self._ended(call, *args)
         finally:
             self._reports -= 1
             self._pump()

@@ -52,7 +52,7 @@ class SoloPool(Pool):
     """Runs each order inside `submit`."""
 
     name: ClassVar[str] = "solo"
-    inline: ClassVar[bool] = True
+    blocks_loop: ClassVar[bool] = True
 
     def __init__(self, options: PoolOptions) -> None:
         super().__init__(options)
@@ -112,6 +112,10 @@ class SoloPool(Pool):
                     notify(watcher.finished, outcome)
             else:
                 self._report_struck(guard.struck, watcher, hard_s)
+
+    def has_room(self) -> bool:
+        """Whether nothing runs."""
+        return self._running is None and not self._closed
 
     def close_and_join(self, timeout_s: float | None) -> bool:
         """Wait for the order that runs in another thread, if any."""

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 
 from umbel.exceptions import SoftTimeLimitExceeded
 from umbel.worker.orders import Order
-from umbel.worker.pools.base import OrderEnded, Pool, PoolClosed, PoolOptions, Watcher, notify
+from umbel.worker.pools.base import OrderEnded, Pool, PoolClosed, PoolOptions, Watcher
 from umbel.worker.pools.deadlines import Deadline, Deadlines
 from umbel.worker.pools.interrupts import Guard, run_guarded
 
@@ -91,6 +91,15 @@ class ThreadsPool(Pool):
                 raise PoolClosed(f"order {order.id} came after the threads pool was closed")
             self._jobs.add(job)
         self._queue.put(job)
+
+    @property
+    def taken_count(self) -> int:
+        """Orders that wait or run."""
+        return len(self._jobs)
+
+    def has_room(self) -> bool:
+        """Whether there is an idle thread."""
+        return not self._closed and self.taken_count < self._target
 
     def close_and_join(self, timeout_s: float | None) -> bool:
         """Take no more orders and wait for those taken."""
@@ -195,14 +204,14 @@ class ThreadsPool(Pool):
                 return True
             job.thread = threading.current_thread()
         began = monotonic()
-        notify(job.watcher.accepted, self._pid, began)
+        self._report(job.watcher.accepted, self._pid, began)
         deadlines = self._limits(job, began)
         outcome = run_guarded(self.options.run, job.order, job.guard, job.soft_s is not None)
         for deadline in deadlines:
             deadline.cancel()
         if not self._settle(job):
             return False
-        notify(job.watcher.finished, outcome)
+        self._ended(job.watcher.finished, outcome)
         return True
 
     def _limits(self, job: _Job, began: float) -> list[Deadline]:
@@ -221,7 +230,7 @@ class ThreadsPool(Pool):
 
     def _soft(self, job: _Job, limit_s: float) -> None:
         if job.guard.interrupt(SoftTimeLimitExceeded):
-            notify(job.watcher.soft_limit, limit_s)
+            self._report(job.watcher.soft_limit, limit_s)
 
     def _hard(self, job: _Job, call: Callable[[float], None], limit_s: float) -> None:
         self._end(job, call, limit_s)
@@ -231,7 +240,7 @@ class ThreadsPool(Pool):
         if not self._settle(job, abandon=True):
             return False
         job.guard.interrupt(OrderEnded)
-        notify(call, arg)
+        self._ended(call, arg)
         return True
 
     def _settle(self, job: _Job, abandon: bool = False) -> bool:

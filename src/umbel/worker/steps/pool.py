@@ -43,7 +43,7 @@ class PoolStep(Step):
                 max_memory_per_child_kib=plan.max_memory_per_child_kib,
                 child_ending=last_words(parent.app),
                 loop=parent.inbox,
-                has_room=parent.dispatch,
+                on_room=parent.dispatch,
                 overdue=lambda: parent.inbox.post(parent.reconsider),
                 proc_alive_timeout_s=parent.app.conf.worker_proc_alive_timeout,
             )

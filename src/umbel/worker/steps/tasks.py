@@ -38,7 +38,7 @@ class TasksStep(Step):
         channel = task_channel(parent.channel)
         channel.leave_compressed()
         # Where tasks run on the loop, one runs before the loop turns.
-        channel.take_tasks(worker.receiver, parent.ledger, acks_at_once=worker.inline)
+        channel.take_tasks(worker.receiver, parent.ledger, acks_at_once=worker.pool.blocks_loop)
         worker.salvage.reclaim(parent.channel)
         worker.consumption.declare()
         parent.tasks = KombuConsumer(

@@ -144,9 +144,9 @@ class Keeper:
 
     def _tell(self) -> None:
         # First more to do for those who were heard: they go on while the rest is dealt with.
-        self._options.has_room()
+        self._options.on_room()
         self._make_calls()
-        self._options.has_room()
+        self._options.on_room()
 
     def _hear_bells(self) -> None:
         rung = {fd for fd, _ in self._bells.poll(0)}

@@ -29,12 +29,10 @@ class PreforkPool(Pool):
     """Runs each order in one of `size` child processes."""
 
     name: ClassVar[str] = "prefork"
-    fills: ClassVar[bool] = True
 
     def __init__(self, options: PoolOptions) -> None:
         check_platform()
         super().__init__(options)
-        self.on_loop = options.loop is not None
         self._keeper = Keeper(options)
         self._lock = self._keeper.lock
         self._roster = self._keeper.roster
