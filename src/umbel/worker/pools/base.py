@@ -24,7 +24,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Protocol
 
@@ -77,6 +77,17 @@ class Watcher(Protocol):
 
 # An order, its watcher, soft and hard limit, and how long such orders take, where that is known.
 Submission = tuple[Order, Watcher, float | None, float | None, float | None]
+
+
+@dataclass(slots=True, eq=False)
+class WorkItem:
+    """An order on its way through a pool, with its limits; `settled` once its end is reported."""
+
+    order: Order
+    watcher: Watcher
+    soft_s: float | None
+    hard_s: float | None
+    settled: bool = field(default=False, init=False)
 
 
 def _nothing() -> None:

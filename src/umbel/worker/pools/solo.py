@@ -108,7 +108,7 @@ class SoloPool(Pool):
             finally:
                 self._running = self._guard = None
             if guard.struck is None:
-                if not self._left_alone():
+                if not self._terminated:  # else nothing is reported any more
                     notify(watcher.finished, outcome)
             else:
                 self._report_struck(guard.struck, watcher, hard_s)
@@ -204,7 +204,7 @@ class SoloPool(Pool):
         self, exc: type[BaseException], watcher: Watcher, hard_s: float | None
     ) -> None:
         """The final call of an order that was interrupted."""
-        if self._left_alone():
+        if self._terminated:
             return
         if exc is _HardLimit and hard_s is not None:
             notify(watcher.hard_limit, hard_s)
@@ -214,10 +214,6 @@ class SoloPool(Pool):
     def _refuse_if_closed(self, order: Order) -> None:
         if self._closed:
             raise PoolClosed(f"order {order.id} came after the solo pool was closed")
-
-    def _left_alone(self) -> bool:
-        """After a cold stop nobody is told anything."""
-        return self._terminated
 
 
 def _wake(signum: int, frame: FrameType | None) -> None:
