@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.transports import REDIS_ROWS, Desk, Row
+from tests.servers import wait_until
+from tests.transports import REDIS_ROWS, WAIT_S, Desk, Row
 from umbel.broker.redis.ledger import Ledger
 from umbel.broker.task_channel import put_back, task_channel
 
@@ -77,10 +78,10 @@ def test_a_queue_is_measured_and_what_is_lost_is_not_put_back(desk: Desk) -> Non
     desk.declare("jobs")
     for number in range(3):
         desk.send(number)
-    assert channel.length_of("jobs") == 3
+    wait_until(lambda: channel.length_of("jobs") == 3, WAIT_S, "three messages in the queue")
     desk.consume("jobs", prefetch=1)
     desk.take(1)
-    assert channel.length_of("jobs") == 2
+    wait_until(lambda: channel.length_of("jobs") == 2, WAIT_S, "one of them taken")
     if channel.lease_s is not None:
         channel.disown()
         desk.channel.close()

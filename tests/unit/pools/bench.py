@@ -286,7 +286,8 @@ class Bench:
             self._threads.append(thread)
             thread.start()
         else:
-            self.pool.submit(order, recorder, soft_s, hard_s, expected_s)
+            expected = {} if expected_s is None else {"expected_s": expected_s}  # for prefork
+            self.pool.submit(order, recorder, soft_s, hard_s, **expected)
         return recorder
 
     def fill(self, orders: Iterable[Order], expected_s: float | None) -> list[Recorder]:

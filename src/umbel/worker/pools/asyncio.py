@@ -62,7 +62,6 @@ class AsyncioPool(Pool):
     def __init__(self, options: PoolOptions) -> None:
         super().__init__(options)
         self._threads = ThreadsPool(options)
-        self._target = options.concurrency
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._main, name="umbel-asyncio", daemon=True)
         self._changed = threading.Condition()
@@ -74,23 +73,13 @@ class AsyncioPool(Pool):
         self._terminated = False
         self._pid = os.getpid()
 
-    @property
-    def size(self) -> int:
-        """How many coroutines, and how many plain functions, may run at once."""
-        return self._target
-
     def start(self) -> None:
         """Start the loop's thread and the threads for plain functions."""
         self._threads.start()
         self._thread.start()
 
     def submit(
-        self,
-        order: Order,
-        watcher: Watcher,
-        soft_s: float | None,
-        hard_s: float | None,
-        expected_s: float | None = None,
+        self, order: Order, watcher: Watcher, soft_s: float | None, hard_s: float | None
     ) -> None:
         """Queue the order for the loop, or for a thread."""
         is_async = self.options.is_async
@@ -221,13 +210,9 @@ class AsyncioPool(Pool):
         self._settle(item, item.watcher.finished, outcome)
 
     def _start_timers(self, item: _WorkItem) -> None:
-        if item.soft_s is not None:
-            item.timers.append(self._loop.call_later(item.soft_s, self._soft, item, item.soft_s))
-        if item.hard_s is not None:
-            call = item.watcher.hard_limit
-            item.timers.append(
-                self._loop.call_later(item.hard_s, self._end, item, call, item.hard_s)
-            )
+        for limit_s, call in ((item.soft_s, self._soft), (item.hard_s, self._hard)):
+            if limit_s is not None:
+                item.timers.append(self._loop.call_later(limit_s, call, item, limit_s))
 
     def _soft(self, item: _WorkItem, limit_s: float) -> None:
         if item.settled or not item.soft_armed or item.task is None:
@@ -235,6 +220,9 @@ class AsyncioPool(Pool):
         item.interrupt = SoftTimeLimitExceeded()
         item.task.cancel()
         self._report(item.watcher.soft_limit, limit_s)
+
+    def _hard(self, item: _WorkItem, limit_s: float) -> None:
+        self._end(item, item.watcher.hard_limit, limit_s)
 
     def _end(self, item: _WorkItem, call: Callable[..., None], arg: float) -> None:
         """On the loop: end an order from outside and report it."""

@@ -75,7 +75,8 @@ class Watcher(Protocol):
         """Final: it was ended because `cancel` was called."""
 
 
-# An order, its watcher, soft and hard limit, and how long such orders take, where that is known.
+# An order, its watcher, soft and hard limit, and how long such orders take, where that is known:
+# prefork sends several short ones to a child at once.
 Submission = tuple[Order, Watcher, float | None, float | None, float | None]
 
 
@@ -137,6 +138,7 @@ class Pool(ABC):
                 f"concurrency {options.concurrency} of the {self.name} pool: must be at least 1"
             )
         self.options = options
+        self._target = options.concurrency
 
     @abstractmethod
     def start(self) -> None:
@@ -144,17 +146,9 @@ class Pool(ABC):
 
     @abstractmethod
     def submit(
-        self,
-        order: Order,
-        watcher: Watcher,
-        soft_s: float | None,
-        hard_s: float | None,
-        expected_s: float | None = None,
+        self, order: Order, watcher: Watcher, soft_s: float | None, hard_s: float | None
     ) -> None:
-        """Take one order; raises `PoolClosed` after close or terminate, and then keeps nothing.
-
-        `expected_s` is how long such orders take: several short ones may be put into one hand.
-        """
+        """Take one order; raises `PoolClosed` after close or terminate, and then keeps nothing."""
 
     def fill(self, orders: Iterator[Submission]) -> None:
         """Take as many of these as would begin soon; what there is no room for is not asked for.
@@ -163,12 +157,13 @@ class Pool(ABC):
         dropped.
         """
         while self.has_room() and (submission := next(orders, None)) is not None:
+            order, watcher, soft_s, hard_s, _ = submission
             try:
-                self.submit(*submission)
+                self.submit(order, watcher, soft_s, hard_s)
             except PoolClosed:
                 return
             except Exception as exc:  # noqa: BLE001 - the watcher hears it
-                self._ended(submission[1].unfit, exc)
+                self._ended(watcher.unfit, exc)
 
     @abstractmethod
     def has_room(self) -> bool:
@@ -210,9 +205,9 @@ class Pool(ABC):
         """The `pool` part of the `stats` reply."""
 
     @property
-    @abstractmethod
     def size(self) -> int:
         """How many orders may run at once."""
+        return self._target
 
     def _report(self, call: Callable[..., object], *args: Any) -> None:
         """Call a watcher, or have the loop do it."""

@@ -71,7 +71,6 @@ class GeventPool(Pool):
 
     def __init__(self, options: PoolOptions) -> None:
         super().__init__(options)
-        self._target = options.concurrency
         self._waiting: deque[_WorkItem] = deque()
         self._running: set[_WorkItem] = set()
         self._leftover = 0  # greenlets that swallowed their end
@@ -82,22 +81,12 @@ class GeventPool(Pool):
         self._terminated = False
         self._pid = os.getpid()
 
-    @property
-    def size(self) -> int:
-        """How many orders may run at once."""
-        return self._target
-
     def start(self) -> None:
         """Nothing to start: greenlets come with orders."""
         self._pid = os.getpid()
 
     def submit(
-        self,
-        order: Order,
-        watcher: Watcher,
-        soft_s: float | None,
-        hard_s: float | None,
-        expected_s: float | None = None,
+        self, order: Order, watcher: Watcher, soft_s: float | None, hard_s: float | None
     ) -> None:
         """Spawn a greenlet for the order, or queue it."""
         if self._closed:

@@ -81,12 +81,7 @@ class SoloPool(Pool):
             signal.signal(signal.SIGALRM, _wake)
 
     def submit(
-        self,
-        order: Order,
-        watcher: Watcher,
-        soft_s: float | None,
-        hard_s: float | None,
-        expected_s: float | None = None,
+        self, order: Order, watcher: Watcher, soft_s: float | None, hard_s: float | None
     ) -> None:
         """Run the order now; returns when it has ended and was reported."""
         self._refuse_if_closed(order)

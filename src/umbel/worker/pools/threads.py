@@ -50,7 +50,6 @@ class ThreadsPool(Pool):
         self._changed = threading.Condition()
         self._items: set[_WorkItem] = set()  # taken and not settled
         self._threads: set[threading.Thread] = set()  # those with a seat, not the abandoned
-        self._target = options.concurrency
         self._abandoned = 0
         self._restarts = 0  # seats to be given to a fresh thread
         self._closed = False
@@ -59,23 +58,13 @@ class ThreadsPool(Pool):
         self._deadlines = Deadlines("umbel-deadlines")
         self._pid = os.getpid()
 
-    @property
-    def size(self) -> int:
-        """How many orders may run at once."""
-        return self._target
-
     def start(self) -> None:
         """Start the threads."""
         with self._changed:
             self._fill_seats()
 
     def submit(
-        self,
-        order: Order,
-        watcher: Watcher,
-        soft_s: float | None,
-        hard_s: float | None,
-        expected_s: float | None = None,
+        self, order: Order, watcher: Watcher, soft_s: float | None, hard_s: float | None
     ) -> None:
         """Queue the order for the next free thread."""
         item = _WorkItem(order, watcher, soft_s, hard_s)

@@ -22,15 +22,11 @@ class EvloopStep(Step):
     loop: Callable[[Consumer], None] | None = None  # instead of the one that would be chosen
 
     def start(self, parent: Consumer) -> None:
-        """Consume until told to stop; raises when the connection is lost."""
-        loop = self.loop if self.loop is not None else self._choose(parent)
-        loop(parent)
-
-    @staticmethod
-    def _choose(parent: Consumer) -> Callable[[Consumer], None]:
+        """Consume until asked to stop; raises when the connection is lost."""
         # Here, because the loops know the step that consumes.
         from umbel.worker.loops import asynloop, synloop
 
         assert parent.connection is not None
         evented = parent.connection.transport.implements.asynchronous
-        return asynloop if evented and not parent.worker.pool.green else synloop
+        chosen = asynloop if evented and not parent.worker.pool.green else synloop
+        (self.loop or chosen)(parent)
