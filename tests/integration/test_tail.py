@@ -12,8 +12,8 @@ from kombu import Connection, Consumer, Queue
 from tests.servers import RabbitMQServer, wait_until
 from umbel.broker import tail
 from umbel.broker.connections import connect
-from umbel.broker.messages import leave_compressed
-from umbel.broker.tail import Copier, copy_of, move, sibling
+from umbel.broker.tail import Copier, copy_of, sibling
+from umbel.broker.task_channel import task_channel
 
 PROPERTIES = {
     "priority": 4,
@@ -38,7 +38,7 @@ class Taking:
     def __init__(self, url: str, *queues: Queue) -> None:
         self.connection: Connection = connect(url)
         self.channel = self.connection.channel()
-        leave_compressed(self.channel)
+        task_channel(self.channel).leave_compressed()
         self.seen: list[Any] = []
         self.consumer = Consumer(self.channel, list(queues), on_message=self.seen.append)
         self.consumer.consume()
@@ -215,7 +215,7 @@ def test_a_moved_message_is_the_same_text_behind_the_others(redis_url: str, make
     taking.consumer.qos(prefetch_count=1, apply_global=True)
     first = taking.take(1)
     taking.consumer.qos(prefetch_count=2, apply_global=True)
-    assert move(taking.channel, first) == [True]
+    assert taking.channel.move(first) == [True]
     assert client.lrange(step, 0, -1) == before[::-1]
     assert client.hlen("unacked") == client.zcard("unacked_index") == 0
     again = taking.take(2)
@@ -230,7 +230,7 @@ def test_a_message_that_somebody_else_has_restored_is_not_there_twice(
     taking.send(b"1", "jobs")
     message = taking.take(1)[0]
     taking.channel.qos.restore_by_tag(message.delivery_tag)
-    assert move(taking.channel, [message]) == [True]
+    assert taking.channel.move([message]) == [True]
     assert taking.channel.client.llen("jobs") == 1
 
 
@@ -238,7 +238,7 @@ def test_a_message_that_came_another_way_is_left_alone(redis_url: str, make: Mak
     taking = make(redis_url, Queue("others"))
     taking.send(b"1", "jobs")
     message = Queue("jobs")(taking.channel).get()
-    assert move(taking.channel, [message]) == [False]
+    assert taking.channel.move([message]) == [False]
     assert taking.channel.client.llen("jobs") == 0
     message.reject(requeue=True)
     assert taking.channel.client.llen("jobs") == 1

@@ -20,9 +20,8 @@ from tests.inside import Inside
 from tests.servers import wait_until
 from tests.transports import REDIS_KOMBU, REDIS_ROWS, REDIS_UMBEL, ROWS, WAIT_S, Desk, Row
 from umbel import Umbel
-from umbel.broker.leases import disown
 from umbel.broker.lengths import lengths_of
-from umbel.broker.messages import put_back
+from umbel.broker.task_channel import put_back, task_channel
 
 Make = Callable[..., Desk]
 
@@ -269,7 +268,7 @@ SHORT = {"visibility_timeout": 0.3, "unacked_restore_throttle": 1, "unacked_mute
 
 def crash(desk: Desk) -> None:
     """As if its process had been killed: it says nothing any more."""
-    disown(desk.channel)
+    task_channel(desk.channel).disown()
     desk.channel._disconnect_pools()
 
 

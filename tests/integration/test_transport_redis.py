@@ -17,7 +17,6 @@ import redis
 from tests.proxy import Proxy
 from tests.servers import RedisServer, wait_until
 from tests.transports import REDIS_UMBEL, Desk
-from umbel.broker.leases import disown
 from umbel.broker.redis import SentinelTransport, fetching
 from umbel.broker.redis.fetching import BATCH_MAX
 from umbel.broker.redis.ledger import Ledger
@@ -261,7 +260,7 @@ def ask(desk: Desk) -> None:
 
 
 def lose(desk: Desk) -> None:
-    disown(desk.channel)
+    desk.channel.disown()
     desk.channel._disconnect_pools()
 
 

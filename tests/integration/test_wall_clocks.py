@@ -15,8 +15,8 @@ from kombu.transport import redis as kombu_redis
 from tests.servers import wait_until
 from tests.sites import Site
 from tests.transports import REDIS_ROWS, REDIS_UMBEL, Desk, Row
-from umbel.broker import leases
 from umbel.broker import server_time as clock
+from umbel.broker.task_channel import task_channel
 
 SHIFT_S = 7_200.0
 LEASE_S = 2.0
@@ -184,7 +184,7 @@ def test_leases_are_renewed_with_the_time_of_the_server(
     desk.consume("jobs", prefetch=10)
     (message,) = desk.take(1)
     set_back(server, LEASE_S)
-    leases.renew(desk.channel, [message.delivery_tag])
+    task_channel(desk.channel).renew([message.delivery_tag])
     assert_noted_now(server, 1)
 
 
@@ -251,7 +251,7 @@ def test_a_server_that_refuses_its_time_is_reported_and_the_workers_clock_used(
     assert desk.channel.fetcher is not None, "messages are still taken by a script"
     assert_noted_now(server, 3)
     for _ in range(3):
-        leases.renew(desk.channel, [message.delivery_tag for message in desk.seen])
+        task_channel(desk.channel).renew([message.delivery_tag for message in desk.seen])
         desk.channel.qos.restore_visible(interval=1)
     assert server.hlen("unacked") == 3
     (line,) = [one.message for one in caplog.records if "TIME" in one.message]

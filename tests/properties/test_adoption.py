@@ -201,10 +201,10 @@ class Play:
         """A message goes behind the others, as a copy; it may be cut off before the other goes."""
         delivery, machine = self.worker.take(), self.worker.machine
         if delivery is not None:
-            machine.gathers, size = True, machine.prefetch.concurrency
+            size = machine.prefetch.concurrency
             machine.prefetch.concurrency = 0  # it waits for the pool
             machine.arrived(delivery)
-            machine.prefetch.concurrency, machine.gathers = size, False
+            machine.prefetch.concurrency = size
             machine.return_waiting([delivery])
             self.returned.add(delivery.id)
             self.broker.queue.append((delivery.header, False))

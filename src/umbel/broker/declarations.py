@@ -8,10 +8,11 @@ from typing import Any
 
 from amqp.exceptions import ChannelError
 from kombu import Connection, Queue
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from umbel.broker.connections import driver
 from umbel.broker.permanent import Refused, permanent, refused_consumer
+from umbel.broker.task_channel import task_channel
 
 
 def declare_each(
@@ -31,7 +32,7 @@ def declare_each(
     for queue in queues:
         try:
             queue(used).declare()
-            _check_lists(used, queue.name)
+            task_channel(used).check_queue(queue.name)
         except (*connection.channel_errors, RedisError) as exc:
             cause = permanent(exc)
             if cause is None and isinstance(exc, ChannelError):
@@ -78,17 +79,3 @@ def trial(connection: Connection, queue: Queue) -> Iterator[Refused | None]:
 
 def _leave(message: Any) -> None:
     """Leave a message of a trial for the end of its channel."""
-
-
-def _check_lists(channel: Any, queue: str) -> None:
-    list_key = getattr(channel, "list_key", None)  # of our own transport on Redis
-    if list_key is None:
-        return
-    keys = [list_key(queue, step) for step in channel.priority_steps]
-    pipe = channel.plain.pipeline(transaction=False)
-    for key in keys:
-        pipe.type(key)
-    for key, kind in zip(keys, pipe.execute(), strict=True):
-        if kind not in (b"list", b"none", "list", "none"):
-            shown = kind.decode() if isinstance(kind, bytes) else kind
-            raise ResponseError(f"WRONGTYPE: the key {key!r} is a {shown}, not a list")

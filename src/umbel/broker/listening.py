@@ -27,7 +27,8 @@ from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import loads
 
 from umbel.broker.connections import hang_up
-from umbel.broker.messages import Unreadable, leave_compressed
+from umbel.broker.messages import Unreadable
+from umbel.broker.task_channel import task_channel
 
 # Messages that are waiting already are handed on together, up to so many.
 BURST = 64
@@ -63,7 +64,7 @@ class Listener:
         errors = (*connection.connection_errors, *connection.channel_errors, OSError)
         self._errors: tuple[type[BaseException], ...] = errors
         self._channel = channel = connection.channel()
-        leave_compressed(channel)
+        task_channel(channel).leave_compressed()
         self._consumer = Consumer(channel, queues, on_message=self._take, no_ack=True, accept=None)
         self._queues: list[Queue] = list(self._consumer.queues)
         self._consumer.consume()

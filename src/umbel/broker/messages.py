@@ -12,22 +12,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from kombu.transport import virtual
-
 
 class Unreadable(ValueError):
     """What was in the queue is no message: it has no tag by which it could be settled."""
 
 
-def leave_compressed(channel: Any) -> None:
-    """Let `channel` hand out messages whose bodies are still compressed."""
-    base = channel.Message
-    if hasattr(channel, "inflates"):  # ours, whose own messages look at it
-        channel.inflates = False
-        if not issubclass(base, virtual.Message):
-            return
+def compressed_kind(base: Any) -> Any:
+    """The class of messages made from `base` whose bodies are left compressed."""
 
-    class CompressedMessage(base):  # type: ignore[misc, valid-type]
+    class CompressedMessage(base):
         """A message whose body is as it was sent."""
 
         def __init__(self, payload: Any, channel: Any = None, **fields: Any) -> None:
@@ -50,24 +43,7 @@ def leave_compressed(channel: Any) -> None:
             message["headers"] = dict(self.headers)
             return message
 
-    channel.Message = CompressedMessage
-
-
-def put_back(message: Any) -> None:
-    """Give a message that was not begun back to its queue, as the next one to be delivered.
-
-    That is where brokers with a server put what is rejected; in a Redis list a rejected message
-    goes behind all others. Of several, put back the newest first.
-    """
-    qos: Any = getattr(message.channel, "qos", None)
-    if hasattr(qos, "put_back"):
-        qos.put_back(message)
-        message._state = "REQUEUED"
-    elif hasattr(qos, "restore_by_tag"):
-        qos.restore_by_tag(message.delivery_tag)
-        message.reject(requeue=False)
-    else:
-        message.reject(requeue=True)
+    return CompressedMessage
 
 
 def _headers(payload: Any) -> Any:

@@ -23,8 +23,9 @@ from kombu.utils.json import dumps
 
 from umbel.broker.connections import driver
 from umbel.broker.mailboxes import TRANSIENT, Mailboxes, bind, take_away
-from umbel.broker.messages import Unreadable, leave_compressed
+from umbel.broker.messages import Unreadable
 from umbel.broker.reply_lists import Received, ReplyList, table_key, text
+from umbel.broker.task_channel import task_channel
 from umbel.wire.control import (
     ReplyTo,
     Request,
@@ -66,7 +67,7 @@ class ReplyQueue:
         self._connection = connection
         self._found: list[Received] = []
         self._channel = connection.channel()
-        leave_compressed(self._channel)
+        task_channel(self._channel).leave_compressed()
         self._queue = bind(mailboxes.reply_queue(routing_key), self._channel)
         self._consumer = Consumer(
             self._channel,

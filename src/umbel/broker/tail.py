@@ -4,8 +4,8 @@ What is rejected goes to the head of a RabbitMQ queue and is delivered next, aga
 that nobody sees what lies behind it; a quorum queue counts that and drops the message in the end.
 So there it is published once more, as it came, to the queue that it came from, and the delivered
 one is acknowledged when the broker has confirmed the copy. Who is cut off in between leaves two,
-never none. On Redis one script moves the message, which is always in one place. Everywhere else
-a rejected message goes behind the others by itself.
+never none. On Redis one script moves the message, which is always in one place
+(`TaskChannel.move`). Everywhere else a rejected message goes behind the others by itself.
 
 The broker sees a copy as new: its time to live begins again, and it comes by the default exchange.
 """
@@ -19,38 +19,14 @@ from typing import Any, NamedTuple
 
 from amqp.basic_message import Message as Content
 from kombu import Connection
-from redis.exceptions import ResponseError
 
 from umbel.broker.connections import hang_up
-from umbel.broker.redis.messages import ListMessage
 from umbel.broker.session import opened
 
 # How long copies are waited for. A broker that is short of memory or disk takes none.
 CONFIRM_TIMEOUT_S = 10.0
 # Written by the broker, and wrong on a copy.
 BROKERS_HEADERS = frozenset({"x-delivery-count"})
-
-
-def can_move(channel: Any) -> bool:
-    """Whether messages of this channel can be moved: ours on Redis can."""
-    return hasattr(channel, "give_back")
-
-
-def move(channel: Any, messages: Sequence[Any]) -> list[bool]:
-    """Move messages of a Redis channel to the tails of their queues; which ones it did.
-
-    The others are as they were. Raises connection errors; then it may be tried again.
-    """
-    own = [message for message in messages if isinstance(message, ListMessage)]
-    try:
-        if own:
-            channel.give([channel.unseen(message) for message in own])
-    except ResponseError:
-        return [False] * len(messages)
-    for message in own:
-        channel.qos._delivered.pop(message.delivery_tag, None)
-        message._state = "REQUEUED"
-    return [isinstance(message, ListMessage) for message in messages]
 
 
 class Copy(NamedTuple):

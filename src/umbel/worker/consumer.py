@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 from kombu import Connection
 from kombu import Consumer as KombuConsumer
 
-from umbel.broker.connections import addresses, driver, masked
+from umbel.broker.connections import addresses, masked
 from umbel.broker.origins import Origins
 from umbel.broker.permanent import permanent, refused_consumer
 from umbel.broker.redis.ledger import Ledger
 from umbel.broker.session import opened
+from umbel.broker.task_channel import task_channel
 from umbel.cluster.backoff import Backoff
 from umbel.worker.blueprint import Blueprint
 from umbel.worker.errors import BrokerRefuses, BrokerUnreachable, ConnectionFailed
@@ -50,6 +51,7 @@ class Consumer:
     channel: Any = None
     tasks: KombuConsumer | None = None
     naming: Naming
+    agent: Any = None  # the user's
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
@@ -175,12 +177,9 @@ class Consumer:
         expires = queue.expires or (queue.queue_arguments or {}).get("x-expires")
         return not (queue.auto_delete or expires)
 
-    def length_of(self, name: str) -> int:
-        """How many messages lie in this queue."""
-        assert self.connection is not None
-        if driver(self.connection) == "amqp":
-            return int(self.channel.queue_declare(queue=name, passive=True).message_count)
-        return int(self.channel._size(name))
+    def length_of(self, name: str) -> int | None:
+        """How many messages lie in this queue, where that is known."""
+        return task_channel(self.channel).length_of(name)
 
     def rest(self, name: str) -> None:
         """Take nothing from this queue until `resume`, or until the connection is another."""

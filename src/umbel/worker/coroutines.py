@@ -26,7 +26,7 @@ Make = Callable[[], Coroutine[Any, Any, T]]
 TURN_S = 0.1
 
 
-class _Job:
+class _Interruptible:
     """A coroutine that can be interrupted."""
 
     def __init__(self) -> None:
@@ -37,8 +37,8 @@ class _Job:
 def drive(make: Make[T]) -> T:
     """Run a coroutine to its end in this thread or greenlet."""
     with _loop_of_greenlet(), asyncio.Runner() as runner:
-        loop, job = runner.get_loop(), _Job()
-        task = job.task = loop.create_task(_awaited(make, job))
+        loop, target = runner.get_loop(), _Interruptible()
+        task = target.task = loop.create_task(_awaited(make, target))
         _keep_turning(loop)
         while True:
             try:
@@ -46,12 +46,12 @@ def drive(make: Make[T]) -> T:
             except SoftTimeLimitExceeded as exc:
                 if task.done():
                     raise
-                job.interrupt = exc
+                target.interrupt = exc
                 task.cancel()
 
 
-async def _awaited(make: Make[T], job: _Job) -> T:
-    return await steered(make(), job)
+async def _awaited(make: Make[T], target: _Interruptible) -> T:
+    return await steered(make(), target)
 
 
 def _keep_turning(loop: asyncio.AbstractEventLoop) -> None:

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from umbel.app.declaring import parse_rate
 from umbel.app.trace import fail
-from umbel.broker import leases
-from umbel.broker.messages import put_back
+from umbel.broker.task_channel import put_back, task_channel
 from umbel.exceptions import BackendError, TaskRevokedError, TimeLimitExceeded, WorkerLostError
 from umbel.wire import limits as caps
 from umbel.wire.limits import Refusal
@@ -26,7 +25,7 @@ from umbel.wire.times import parse_time
 from umbel.worker.delivery.effects import ACK, COPIED, REJECT, REQUEUE, RETURN, Delivery, Timer
 from umbel.worker.delivery.machine import Deliveries
 from umbel.worker.delivery.prefetch import Prefetch
-from umbel.worker.pools.base import PoolClosed, Submission
+from umbel.worker.pools.base import Submission
 from umbel.worker.runner import UNDECODABLE
 
 if TYPE_CHECKING:
@@ -84,23 +83,26 @@ class TaskDelivery(Delivery):
     def __repr__(self) -> str:
         return f"<TaskDelivery: {self.name}[{self.id}]>"
 
-    # -- what the pool reports (on its thread, or on the loop's) -----------------------
+    # -- what the pool reports, on the loop thread -------------------------------------
 
     def accepted(self, pid: int, when: float) -> None:
         """Execution begins."""
-        self.driver.report(self.driver.began, self, pid, when)
+        self.driver.began(self, pid, when)
 
     def finished(self, outcome: Outcome) -> None:
         """Execution ended by itself."""
-        self.driver.report(self.driver.ended, self, outcome)
+        self.driver.ended(self, outcome)
 
     def ran(self, pid: int, when: float, outcome: Outcome) -> None:
         """Execution began, and ended by itself."""
-        self.driver.report(self.driver.ran, self, pid, when, outcome)
+        try:
+            self.driver.began(self, pid, when)
+        finally:
+            self.driver.ended(self, outcome)
 
     def unfit(self, exc: Exception) -> None:
         """The pool can not take it."""
-        self.driver.report(self.driver.unfit, self, exc)
+        self.driver.unfit(self, exc)
 
     def soft_limit(self, limit_s: float) -> None:
         """The soft time limit has passed."""
@@ -108,15 +110,15 @@ class TaskDelivery(Delivery):
 
     def hard_limit(self, limit_s: float) -> None:
         """The hard time limit has passed."""
-        self.driver.report(self.driver.hard_limit, self, limit_s)
+        self.driver.hard_limit(self, limit_s)
 
     def lost(self, reason: str) -> None:
         """The process died."""
-        self.driver.report(self.driver.lost, self, reason)
+        self.driver.lost(self, reason)
 
     def terminated(self, signum: int) -> None:
         """Somebody ended it."""
-        self.driver.report(self.driver.terminated, self, signum)
+        self.driver.terminated(self, signum)
 
 
 class DeliveryDriver:
@@ -137,14 +139,6 @@ class DeliveryDriver:
             wall=time.time,
             is_stopping=worker.stop_wanted.is_set,
         )
-
-    def report(self, work: Callable[..., None], *args: Any) -> None:
-        """Run `work` on the loop thread; the pool may be on it already."""
-        worker = self._worker
-        if worker.on_loop:
-            work(*args)
-        else:
-            worker.inbox.post(partial(work, *args))
 
     def set_rate_limit(self, name: str, rate: str | float | None) -> None:
         """Limit a task type, or lift its limit with 0 or None; ValueError for a bad rate."""
@@ -173,11 +167,11 @@ class DeliveryDriver:
 
     def adopt(self, message: Any) -> None:
         """Let a message of a lost connection be settled on the present one."""
-        leases.adopt(self._worker.consumer.channel, message)
+        task_channel(self._worker.consumer.channel).adopt(message)
 
     def put_back(self, message: Any) -> None:
         """Give a message of a lost connection back to its queue, as the next to be delivered."""
-        leases.put_back(self._worker.consumer.channel, message)
+        task_channel(self._worker.consumer.channel).put_back(message)
 
     def return_behind(self, delivery: TaskDelivery) -> None:
         """Give a message back behind the others of its queue."""
@@ -186,38 +180,22 @@ class DeliveryDriver:
     def connection_lost(self) -> None:
         """The connection is gone."""
         worker, conf = self._worker, self._app.conf
-        leases.disown(worker.consumer.channel)
+        task_channel(worker.consumer.channel).disown()
         self.machine.connection_lost(
-            cancel=conf.worker_cancel_long_running_tasks_on_connection_loss and not worker.inline,
+            cancel=conf.worker_cancel_long_running_tasks_on_connection_loss
+            and not worker.pool.blocks_loop,
             reduce=conf.worker_enable_prefetch_count_reduction,
         )
 
     def connection_back(self, channel: Any) -> None:
         """There is a new channel."""
-        self.machine.connection_back(tied=leases.lease_s(channel) is None)
+        self.machine.connection_back(tied=task_channel(channel).lease_s is None)
 
     # -- the pool ------------------------------------------------------------------------
 
     def fill_pool(self, ready: Iterator[TaskDelivery]) -> None:
         """Hand deliveries to the pool, as many as it has room for."""
-        pool = self._worker.pool
-        submissions = self._submissions(ready)
-        if pool.fills:
-            pool.fill(submissions)
-            return
-        machine = self.machine
-        while machine.in_pool < pool.size:
-            submission = next(submissions, None)
-            if submission is None:
-                return
-            delivery = cast("TaskDelivery", submission[1])
-            try:
-                pool.submit(*submission)
-            except PoolClosed:
-                machine.not_submitted(delivery)
-                return
-            except Exception as exc:  # noqa: BLE001 - becomes its outcome
-                self.unfit(delivery, exc)
+        self._worker.pool.fill(self._submissions(ready))
 
     def _submissions(self, ready: Iterator[TaskDelivery]) -> Iterator[Submission]:
         forward, by_task = self._app.clock.forward, self._worker.counters.by_task
@@ -259,13 +237,6 @@ class DeliveryDriver:
         if worker.metrics is not None:
             worker.metrics.started(delivery, when)
         self.machine.began(delivery)
-
-    def ran(self, delivery: TaskDelivery, pid: int, when: float, outcome: Outcome) -> None:
-        """Its code has run."""
-        try:
-            self.began(delivery, pid, when)
-        finally:
-            self.ended(delivery, outcome)
 
     def ended(self, delivery: TaskDelivery, outcome: Outcome) -> None:
         """Its code has ended by itself."""

@@ -45,7 +45,6 @@ def asynloop(consumer: Consumer) -> None:
     window, ticks = _Window(consumer), set(hub.on_tick)
     TasksStep.consume(consumer)
     hub.on_tick.add(window.tell)
-    worker.deliveries.gathers = worker.pool.on_loop
     hub.on_tick.add(worker.deliveries.dispatch)
     connection.transport.register_with_event_loop(connection.connection, hub)
     _watch_heartbeat(consumer)
@@ -77,7 +76,6 @@ def asynloop(consumer: Consumer) -> None:
                 loop = hub.create_loop()
     finally:
         hub.on_tick &= ticks
-        worker.deliveries.gathers = False
         _reset_hub(worker)
 
 
@@ -124,6 +122,7 @@ def synloop(consumer: Consumer) -> None:
         if len(worker.inbox):
             worker.inbox.run()
         wait_s = _fire_timers(worker.timer, errors)
+        worker.deliveries.dispatch()
         if worker.stop_wanted.is_set():
             draining = draining or _drain(consumer)
             if _is_over(worker):

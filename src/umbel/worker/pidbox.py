@@ -26,10 +26,10 @@ from kombu.utils.json import loads
 from umbel.app.control.mailbox import mailboxes_for
 from umbel.broker.connections import driver
 from umbel.broker.mailboxes import Mailboxes
-from umbel.broker.messages import leave_compressed
 from umbel.broker.names import is_locked
 from umbel.broker.replies import publish_reply
 from umbel.broker.session import Outage, Session
+from umbel.broker.task_channel import task_channel
 from umbel.cluster.backoff import Backoff
 from umbel.wire.control import Request, Written
 from umbel.wire.signing import REPLY
@@ -58,7 +58,7 @@ class Ear:
         self.channel = connection.channel()
         self._exchange = queue.exchange.name
         self._on_rubbish = on_rubbish
-        leave_compressed(self.channel)
+        task_channel(self.channel).leave_compressed()
         self._consumer = Consumer(
             self.channel, [queue], on_message=on_message, no_ack=True, accept=None
         )
@@ -349,7 +349,7 @@ def pidbox_for(pool: Any) -> type[Pidbox]:
     """The kind that fits a pool."""
     if pool.green:
         return GreenPidbox
-    return ThreadPidbox if pool.inline else Pidbox
+    return ThreadPidbox if pool.blocks_loop else Pidbox
 
 
 def _encoded(body: Any) -> bytes:

@@ -18,7 +18,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from umbel.broker.connections import driver
-from umbel.broker.tail import Copier, Copy, can_move, copy_of, move, sibling
+from umbel.broker.tail import Copier, Copy, copy_of, sibling
+from umbel.broker.task_channel import task_channel
 
 if TYPE_CHECKING:
     from umbel.worker.consumer import Consumer
@@ -75,7 +76,7 @@ class Returns:
     def _send(self, deliveries: list[TaskDelivery]) -> None:
         consumer = self._consumer
         known = [(r, queue) for r in deliveries if (queue := consumer.queue_of(r.message))]
-        if can_move(consumer.channel):
+        if task_channel(consumer.channel).can_move:
             self._move(known)
         elif self._may_copy():
             self._copy(known)
@@ -88,7 +89,8 @@ class Returns:
 
     def _move(self, known: Sequence[tuple[TaskDelivery, str]]) -> None:
         try:
-            moved = move(self._consumer.channel, [delivery.message for delivery, _ in known])
+            messages = [delivery.message for delivery, _ in known]
+            moved = task_channel(self._consumer.channel).move(messages)
         except self._worker.connection_errors as exc:
             self._worker.driver.connection_broken(exc, known[0][0].message)
             return

@@ -119,9 +119,6 @@ class Worker:
         self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="umbel-aside")
         self.blueprint = Blueprint("worker", [*WORKER_STEPS, *app.steps["worker"]])
         self.blueprint.create(self)
-        self.inline = self.pool.inline
-        self.on_loop = self.inline or self.pool.on_loop  # there the pool reports
-        self.deliveries.pool_asks = self.pool.on_loop
 
     def _select_queues(self) -> None:
         queues = self.app.queues
@@ -170,7 +167,7 @@ class Worker:
             consumer.leaving.begin()  # the loop may be waiting for an answer right now
         self.stop_wanted.set()
         self.inbox.wake()
-        if self.cold and self.inline:
+        if self.cold and self.pool.blocks_loop:
             self.pool.terminate()  # the loop is inside of the task, and looks at nothing
 
     def check_patience(self) -> None:
@@ -272,7 +269,7 @@ class Worker:
 
     def is_live(self, patience_s: float) -> bool:
         """Whether the loop turns; a solo worker that runs a task counts as turning."""
-        if self.pool.inline and self.deliveries.active:
+        if self.pool.blocks_loop and self.deliveries.active:
             return True
         return time.monotonic() - self.last_turn < patience_s
 

@@ -276,17 +276,18 @@ class Bench:
         order_id: str = "",
         expected_s: float | None = None,
     ) -> Recorder:
-        """Submit an order; an inline pool gets a thread to run it in."""
+        """Submit an order; a pool that blocks its caller gets a thread to run it in."""
         recorder = Recorder()
         order = self.order(task, text, order_id)
-        if self.pool.inline:
+        if self.pool.blocks_loop:
             thread = threading.Thread(
                 target=self.pool.submit, args=(order, recorder, soft_s, hard_s), daemon=True
             )
             self._threads.append(thread)
             thread.start()
         else:
-            self.pool.submit(order, recorder, soft_s, hard_s, expected_s)
+            expected = {} if expected_s is None else {"expected_s": expected_s}  # for prefork
+            self.pool.submit(order, recorder, soft_s, hard_s, **expected)
         return recorder
 
     def fill(self, orders: Iterable[Order], expected_s: float | None) -> list[Recorder]:

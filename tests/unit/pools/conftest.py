@@ -11,7 +11,8 @@ import pytest
 
 from tests.unit.pools.bench import Bench
 
-ALL = ["prefork", "prefork-loop", "threads", "asyncio", "asyncio-plain", "solo"]
+ALL = ["prefork", "prefork-loop", "threads", "threads-loop", "asyncio", "asyncio-plain"]
+ALL += ["asyncio-loop", "solo"]
 KINDS = [os.environ["UMBEL_TEST_POOL"]] if "UMBEL_TEST_POOL" in os.environ else ALL
 StartBench = Callable[..., Bench]
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 def several(bench: Bench) -> bool:
-    return not bench.pool.inline
+    return not bench.pool.blocks_loop
 
 
 def test_each_order_is_reported_exactly_once(bench: Bench) -> None:
@@ -85,7 +85,7 @@ def test_a_hard_limit_ends_the_order_and_the_pool_goes_on(bench: Bench) -> None:
 
 
 def test_a_hard_limit_comes_after_a_soft_one_that_was_ignored(bench: Bench) -> None:
-    if bench.pool.inline:
+    if bench.pool.blocks_loop:
         pytest.skip("what refuses to end cannot be ended in the calling thread")
     recorder = bench.submit("stuck", soft_s=0.05, hard_s=0.15)
     assert recorder.wait_final() == ("hard_limit", 0.15)
@@ -110,7 +110,7 @@ def test_a_running_order_can_be_cancelled(bench: Bench) -> None:
 
 
 def test_a_waiting_order_can_be_cancelled_and_never_runs(bench: Bench) -> None:
-    if bench.pool.inline:
+    if bench.pool.blocks_loop:
         pytest.skip("nothing waits in the solo pool")
     holding = [bench.submit("hold") for _ in range(bench.pool.size)]
     wait_until(lambda: bench.began() == bench.pool.size, "a full pool")
@@ -124,7 +124,7 @@ def test_a_waiting_order_can_be_cancelled_and_never_runs(bench: Bench) -> None:
 
 
 def test_it_grows_and_shrinks(bench: Bench) -> None:
-    if bench.pool.inline:
+    if bench.pool.blocks_loop:
         with pytest.raises(ValueError, match="cannot grow the solo pool"):
             bench.pool.grow(1)
         return
@@ -152,7 +152,7 @@ def test_it_never_shrinks_to_nothing(bench: Bench) -> None:
 
 
 def test_a_warm_close_waits_for_running_and_waiting_orders(bench: Bench) -> None:
-    recorders = [bench.submit("hold") for _ in range(1 if bench.pool.inline else 5)]
+    recorders = [bench.submit("hold") for _ in range(1 if bench.pool.blocks_loop else 5)]
     wait_until(lambda: bench.began() == bench.pool.size, "a full pool")
     assert not bench.pool.close_and_join(0.02)
     with pytest.raises(PoolClosed):
@@ -163,7 +163,7 @@ def test_a_warm_close_waits_for_running_and_waiting_orders(bench: Bench) -> None
 
 
 def test_a_cold_stop_is_quick_and_silent(bench: Bench) -> None:
-    recorders = [bench.submit("stuck") for _ in range(1 if bench.pool.inline else 5)]
+    recorders = [bench.submit("stuck") for _ in range(1 if bench.pool.blocks_loop else 5)]
     wait_until(lambda: bench.began() == bench.pool.size, "a full pool")
     began = time.monotonic()
     bench.pool.terminate()
@@ -189,7 +189,7 @@ def test_info_has_the_shape_that_monitors_read(bench: Bench) -> None:
 def test_a_restart_loses_nothing(bench: Bench) -> None:
     held = bench.submit("hold")
     wait_until(lambda: bench.began() == 1, "it holds")
-    waiting = [bench.submit("echo", str(n)) for n in range(0 if bench.pool.inline else 20)]
+    waiting = [bench.submit("echo", str(n)) for n in range(0 if bench.pool.blocks_loop else 20)]
     bench.pool.restart()
     bench.go()
     assert held.succeeded

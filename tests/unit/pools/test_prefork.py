@@ -331,8 +331,8 @@ def test_an_idle_pool_sleeps_without_a_time_out(prefork: Bench) -> None:
     assert prefork.submit("echo", soft_s=10, hard_s=20).succeeded
 
     def sleeps_for_good() -> bool:
-        with pool._keeper.lock:
-            return pool._keeper.timeout_s() is None
+        with pool._supervisor.lock:
+            return pool._supervisor.timeout_s() is None
 
     wait_until(sleeps_for_good, "no deadline left once all children are up")
 

@@ -16,7 +16,8 @@ import pytest
 from tests.unit.pools.bench import WAIT_S, Bench, Recorder, wait_until
 from tests.unit.pools.conftest import StartBench
 from umbel.worker.orders import Order, OrderError, encode_order
-from umbel.worker.pools.prefork import PreforkPool, child, inside
+from umbel.worker.pools.prefork import PreforkPool, child_loop
+from umbel.worker.pools.prefork import pool as prefork_pool
 from umbel.worker.pools.prefork.frames import (
     ACCEPTED,
     FINISHED,
@@ -25,7 +26,7 @@ from umbel.worker.pools.prefork.frames import (
     accepted_frame,
     frame,
 )
-from umbel.worker.pools.prefork.roster import DEPTH, LOAD_S
+from umbel.worker.pools.prefork.supervisor import DEPTH, LOAD_S
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -46,14 +47,14 @@ def first_child(bench: Bench) -> tuple[PreforkPool, int]:
 
 def ready_children(bench: Bench) -> list[int]:
     pool, _ = first_child(bench)
-    with pool._keeper.lock:
-        return [pid for pid, child in pool._roster.children.items() if child.ready]
+    with pool._supervisor.lock:
+        return [pid for pid, child in pool._supervisor.children.items() if child.ready]
 
 
 def rings(pool: PreforkPool) -> int:
     """How often the children have rung: nobody reads what their bells count."""
-    with pool._keeper.lock:
-        bells = [os.dup(child.bell_fd) for child in pool._roster.children.values()]
+    with pool._supervisor.lock:
+        bells = [os.dup(child.bell_fd) for child in pool._supervisor.children.values()]
     try:
         return sum(map(os.eventfd_read, bells))
     finally:
@@ -64,7 +65,7 @@ def rings(pool: PreforkPool) -> int:
 @pytest.fixture
 def rings_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     """Children do not ring because time has passed."""
-    monkeypatch.setattr(inside, "QUIET_S", 1_000.0)
+    monkeypatch.setattr(child_loop, "QUIET_S", 1_000.0)
 
 
 @pytest.mark.usefixtures("rings_rarely")
@@ -118,7 +119,7 @@ def test_an_order_that_can_not_be_handed_over_is_unfit_and_the_others_run(
             raise MemoryError
         return encode_order(order)
 
-    monkeypatch.setattr(child, "encode_order", encode)
+    monkeypatch.setattr(prefork_pool, "encode_order", encode)
     bench = start_bench(flavour, concurrency=1)
     wait_until(bench.pool.has_room, "a child that is ready")
     orders = [bench.order("echo", str(n)) for n in range(3)]
@@ -163,7 +164,7 @@ def test_no_more_is_asked_for_when_a_child_turns_out_to_be_dead(
     bench = start_bench(flavour, concurrency=2)
     wait_until(lambda: len(ready_children(bench)) == 2, "both are ready")
     pool, victim = first_child(bench)[0], min(ready_children(bench))
-    pidfd = pool._roster.children[victim].pidfd
+    pidfd = pool._supervisor.children[victim].pidfd
 
     def orders() -> Iterator[Order]:
         for n in range(1000):
@@ -406,8 +407,8 @@ def test_limits_hold_while_the_loop_stands_still(start_bench: StartBench) -> Non
     first = bench.submit("hold", order_id="first", expected_s=SHORT_S)
     over = bench.submit("stuck", hard_s=0.05, expected_s=SHORT_S)
     bench.go("first")
-    _, pid = first_child(bench)
-    wait_until(lambda: first_child(bench)[1] != pid, "the child was killed for the limit")
+    pool, pid = first_child(bench)
+    wait_until(lambda: pid not in pool.info()["processes"], "the child was killed for the limit")
     assert not first.calls
     go_on.set()
     assert first.succeeded

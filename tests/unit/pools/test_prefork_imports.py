@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 from tests.servers import wait_until
-from umbel.worker.pools.prefork import inside
+from umbel.worker.pools.prefork import child_loop
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_a_child_can_import_what_a_thread_of_its_parent_had_begun_to(slow_import
     if pid == 0:
         code = 1
         try:
-            inside._forget_begun_imports()
+            child_loop._forget_begun_imports()
             code = 0 if importlib.import_module(slow_import).ANSWER == 42 else 2
         finally:
             os._exit(code)

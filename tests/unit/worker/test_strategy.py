@@ -154,7 +154,7 @@ def test_what_is_expected_of_a_task_is_the_mean_of_the_last_ones(worker: Worker)
 class Hand:
     """A pool of one that takes three and begins none of them."""
 
-    size, inline, on_loop, fills = 1, False, True, True
+    size, blocks_loop = 1, False
 
     def __init__(self) -> None:
         self.taken: list[Any] = []
@@ -172,10 +172,11 @@ class Hand:
 
 def test_what_was_revoked_in_hand_is_not_begun(worker: Worker) -> None:
     hand: Any = Hand()
-    worker.pool, worker.inline = hand, False
+    worker.pool = hand
     worker.stop_wanted.clear()
     for _ in range(5):
         worker.receiver(task_message("late"))
+    worker.deliveries.dispatch()  # as before the loop waits
     first, second, third = hand.taken
     assert len(worker.deliveries.ready) == 2
     assert worker.busy

@@ -26,6 +26,7 @@ from kombu.transport import pyamqp
 from umbel.broker.amqp import blocking
 from umbel.broker.amqp.confirms import Confirms
 from umbel.broker.errors import Nacked
+from umbel.broker.task_channel import AmqpTaskChannel
 
 BLOCKED_TIMEOUT_S: Final = 10.0
 # The other side has taken nothing for as long as the socket was told to wait.
@@ -103,7 +104,7 @@ class BoundedConnection(pyamqp.Connection):
         return blocking.blocked(self.host, reason, self.blocked_timeout_s, written=written)
 
 
-class BoundedChannel(pyamqp.Channel):
+class BoundedChannel(AmqpTaskChannel, pyamqp.Channel):
     """A channel of such a connection."""
 
     def __init__(self, connection: Any, *args: Any, **options: Any) -> None:

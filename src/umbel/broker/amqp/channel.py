@@ -127,6 +127,19 @@ class BufferedChannel(BoundedChannel):
 
     # -- answers -------------------------------------------------------------------------
 
+    def take_tasks(
+        self, receiver: Callable[[Any], None], ledger: Any, *, acks_at_once: bool
+    ) -> None:
+        """Give messages to `receiver`; unless `acks_at_once`, the loop flushes before it waits."""
+        super().take_tasks(receiver, ledger, acks_at_once=acks_at_once)
+        self.receiver = receiver
+        if not acks_at_once:
+            self.gather_acks()
+
+    def leave_compressed(self) -> None:
+        """Hand out messages whose bodies are still compressed."""
+        self.inflates = False
+
     def gather_acks(self) -> None:
         """From now on somebody flushes before the loop waits."""
         self._gathers = True

@@ -10,7 +10,7 @@ When acknowledgements reach the server:
 | ----------------------------------------------- | ----------------------------------------- |
 | on a channel that gathers (`gather_acks`)       | with the next request, or after a moment  |
 | in the callback of a message, on any channel    | the same                                  |
-| on a channel that hurries (`send_acks_at_once`) | at once, and their arrival not waited for |
+| on a channel that hurries (`acks_at_once`)      | at once, and their arrival not waited for |
 | elsewhere                                       | at once, and their arrival waited for     |
 """
 
@@ -26,7 +26,7 @@ import redis
 from kombu.message import Message
 from kombu.transport import redis as kombu_redis
 from kombu.utils.json import dumps
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from umbel.broker.redis.fetching import BATCH_MAX, Fetcher, untouched
 from umbel.broker.redis.ledger import Arrival, Ledger, Return
@@ -34,6 +34,7 @@ from umbel.broker.redis.messages import ListMessage, redelivered
 from umbel.broker.redis.qos import QoS
 from umbel.broker.redis.scripts import GIVE
 from umbel.broker.server_time import server_time
+from umbel.broker.task_channel import RedisTaskChannel
 
 logger = logging.getLogger("umbel.broker")
 
@@ -41,10 +42,11 @@ logger = logging.getLogger("umbel.broker")
 GIVE_MAX = 500
 
 
-class Channel(kombu_redis.Channel):
+class Channel(RedisTaskChannel, kombu_redis.Channel):
     """See the module's text."""
 
     QoS = QoS
+    can_move = True
     _sentinel_manager: Any = None
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -53,10 +55,8 @@ class Channel(kombu_redis.Channel):
         self.consumers: dict[str, tuple[Callable[[Any], Any], bool]] = {}
         self.inflates = True  # compressed bodies, as kombu does
         self.receiver: Callable[[Any], None] | None = None  # of messages, past kombu's consumers
-        self.slack: int | None = None  # messages that may be missing without anything idling
         self.batch_min = 0  # room that is worth a request
         self.heard_count: int | None = None  # subscribers of the last message to all
-        self.is_lost = False  # the server did not answer when the channel was closed
         self._gathers = self._hurries = False
         self._protocol: int | None = None
         self._managers: list[Any] = []  # of sentinels, for the fetcher
@@ -73,21 +73,32 @@ class Channel(kombu_redis.Channel):
         assert self.fetcher is None
         self.ledger = ledger
 
+    def take_tasks(
+        self, receiver: Callable[[Any], None], ledger: Ledger, *, acks_at_once: bool
+    ) -> None:
+        """Give messages to `receiver`; acknowledgements are not waited for."""
+        self.use(ledger)
+        self.receiver = receiver
+        self.gather_acks()
+        self._hurries = acks_at_once
+
+    def leave_compressed(self) -> None:
+        """Hand out messages whose bodies are still compressed, from lists and to all."""
+        self.inflates = False
+        super().leave_compressed()
+
     def gather_acks(self) -> None:
         """Acknowledgements may wait for the next request, or for a moment."""
         self._gathers = True
-
-    def send_acks_at_once(self) -> None:
-        """Acknowledgements are sent as they are made, and not waited for."""
-        self._gathers = self._hurries = True
 
     def flush_acks(self) -> None:
         """Have every acknowledgement on the server."""
         if self.fetcher is not None:
             self.fetcher.flush()
 
-    def abandon(self) -> None:
-        """The connection is lost: say nothing on it any more. The ledger goes on elsewhere."""
+    def disown(self) -> None:
+        """Send nothing any more, and put nothing back: the ledger goes on elsewhere."""
+        super().disown()
         fetcher, self.fetcher = self.fetcher, None
         self.ledger = Ledger()
         if fetcher is not None:
@@ -104,6 +115,24 @@ class Channel(kombu_redis.Channel):
             delivered.pop(tag, None)
 
     # -- giving back ---------------------------------------------------------------------------
+
+    def put_back(self, message: Any) -> None:
+        """Return a message to its queue, as the next one to be delivered."""
+        self.qos.put_back(message)
+        message._state = "REQUEUED"
+
+    def move(self, messages: Sequence[Any]) -> list[bool]:
+        """Move messages to the tails of their queues; returns which ones it did."""
+        own = [message for message in messages if isinstance(message, ListMessage)]
+        try:
+            if own:
+                self.give([self.unseen(message) for message in own])
+        except ResponseError:
+            return [False] * len(messages)
+        for message in own:
+            self.qos._delivered.pop(message.delivery_tag, None)
+            message._state = "REQUEUED"
+        return [isinstance(message, ListMessage) for message in messages]
 
     def give_back(self, way: Return) -> None:
         """Put a message back, unless its note is gone; it waits where acknowledgements do."""
@@ -230,6 +259,17 @@ class Channel(kombu_redis.Channel):
     def list_key(self, queue: str, priority: int) -> str:
         """The key of the list for messages of this priority."""
         return self.key(self._q_for_pri(queue, priority))
+
+    def check_queue(self, name: str) -> None:
+        """Raise if a list of this queue is none: one script takes from all, and would fail."""
+        keys = [self.list_key(name, step) for step in self.priority_steps]
+        pipe = self.plain.pipeline(transaction=False)
+        for key in keys:
+            pipe.type(key)
+        for key, kind in zip(keys, pipe.execute(), strict=True):
+            if kind not in (b"list", b"none", "list", "none"):
+                shown = kind.decode() if isinstance(kind, bytes) else kind
+                raise ResponseError(f"WRONGTYPE: the key {key!r} is a {shown}, not a list")
 
     def arrival(self, tag: str, note: bytes) -> Arrival:
         """What one of our notes tells."""

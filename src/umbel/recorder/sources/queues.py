@@ -27,8 +27,9 @@ from kombu import Connection, Consumer, Exchange, Queue
 
 from umbel.app.events.publisher import event_exchange
 from umbel.broker.connections import driver, hang_up
-from umbel.broker.messages import Unreadable, leave_compressed
+from umbel.broker.messages import Unreadable
 from umbel.broker.session import opening
+from umbel.broker.task_channel import task_channel
 from umbel.recorder.sources.messages import Message
 from umbel.wire.events import OWN_EXCHANGE
 
@@ -102,7 +103,7 @@ class QueueSource:
     def _consume(self, connection: Connection, queue: Queue) -> None:
         self._number += 1
         self._channel = channel = connection.channel()
-        leave_compressed(channel)
+        task_channel(channel).leave_compressed()
         consumer = Consumer(
             channel, [queue], on_message=self._take, accept=None, auto_declare=False,
             tag_prefix=f"{self._name}.",

@@ -114,8 +114,6 @@ class SimWorker:
             parked_max=2 if dice() < 0.3 else 1_000,
             clock=play.clock, wall=play.wall, is_stopping=lambda: self.is_stopping,
         )  # fmt: skip
-        self.machine.pool_asks = self.pool_kind == BATCHES
-        self.machine.gathers = self.pool_kind == BATCHES
         for kind in play.kinds:
             if kind.per_s is not None:
                 self.machine.limits.begin(kind.name, kind.per_s)

@@ -129,7 +129,7 @@ def _revoke(state: CommandState, ids: set[str], stamp: Any, method: str) -> None
     worker.learn_revoked(changed, method, ids)
     # What is held here is stored when it is settled, unless a task that runs on the loop is first.
     running = (request.id for request in list(worker.deliveries.active.values()))
-    here = running if worker.inline else (one for one in ids if worker.deliveries.of(one))
+    here = running if worker.pool.blocks_loop else (one for one in ids if worker.deliveries.of(one))
     elsewhere = ids.difference(here)
     if elsewhere and state.app.backend.keeps_results:
         # Whoever waits for the result learns of it now, not when the message comes up.
@@ -151,7 +151,7 @@ def _terminate(state: CommandState, chosen: Iterable[TaskDelivery], number: int)
 def _still_running(state: CommandState, ended: list[str]) -> str:
     """What the answer adds where a task cannot be ended from outside, as solo runs it inside."""
     worker = state.worker
-    if not worker.inline:
+    if not worker.pool.blocks_loop:
         return ""
     until = time.monotonic() + ENDING_S
     while time.monotonic() < until:
@@ -167,7 +167,7 @@ def _end(worker: Worker, request: TaskDelivery, number: int) -> bool:
     # The pool knows better than the machine, which hears of a begun task a moment later.
     if worker.pool.cancel(request.id, number):
         return True
-    if not worker.inline or request.timer is not None:
+    if not worker.pool.blocks_loop or request.timer is not None:
         return False
     # Beside the loop: it may be between the last look at revocations and its first step.
     for _ in range(BEGINNING_LOOKS):

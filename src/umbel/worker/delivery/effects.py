@@ -104,7 +104,7 @@ class Effects(Protocol):
     def fill_pool(self, ready: Iterator[Any]) -> None:
         """Hand deliveries to the pool, as many as it has room for; no more are taken from `ready`.
 
-        One that it does not take after all is reported with `Deliveries.not_submitted`.
+        When it has room again, `Deliveries.dispatch` is called.
         """
 
     def recall(self) -> Sequence[Any]:

@@ -79,8 +79,6 @@ class Deliveries:
         self.active: dict[int, Any] = {}  # those of them that run
         self.leaving: dict[int, Any] = {}  # not settled yet, and nothing is to be run: see states
         self.in_pool = 0
-        self.gathers = False  # what is ready, until `dispatch` is called
-        self.pool_asks = False  # it has `dispatch` called itself when it has room
         self.ready: deque[Any] = deque()
         self.limits = RateLimits(self, effects, prefetch, parked_max, clock)
         self.stored_states = StoredStates(self, effects)
@@ -160,7 +158,7 @@ class Deliveries:
         """It waits for nothing but the pool."""
         delivery.state = State.READY
         self.ready.append(delivery)
-        if not self.gathers or self.in_pool < self.prefetch.concurrency:
+        if self.in_pool < self.prefetch.concurrency:  # else with others, before the loop waits
             self.dispatch()
 
     # -- what may not run ----------------------------------------------------------------
@@ -244,12 +242,6 @@ class Deliveries:
             self.in_pool += 1
             yield delivery
 
-    def not_submitted(self, delivery: Any) -> None:
-        """The pool has closed, and has not taken it."""
-        self.in_pool -= 1
-        delivery.state = State.READY
-        self.ready.appendleft(delivery)
-
     def recall(self) -> None:
         """What the pool has taken and not begun is ready again, before all others."""
         recalled = self._do.recall()
@@ -327,8 +319,6 @@ class Deliveries:
         if delivery.message_state is not MessageState.SETTLED or self.redeliveries.adopted:
             self.redeliveries.ended(delivery)
             self.prefetch.adopted = len(self.redeliveries.adopted)
-        if self.ready and not self.pool_asks:
-            self.dispatch()
 
     def _lost_again(self, task_id: str) -> int:
         count = self._losses.pop(task_id, 0) + 1

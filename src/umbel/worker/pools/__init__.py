@@ -11,9 +11,3 @@
 Only prefork can end code that refuses to end. The others report the end, free the slot and count
 what is left behind as abandoned.
 """
-
-from __future__ import annotations
-
-from umbel.worker.pools.base import Pool, PoolOptions, Watcher, disarm_soft_limit, pool_class
-
-__all__ = ["Pool", "PoolOptions", "Watcher", "disarm_soft_limit", "pool_class"]

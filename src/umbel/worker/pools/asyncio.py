@@ -18,6 +18,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, ClassVar
 
@@ -28,8 +29,8 @@ from umbel.worker.pools.base import (
     PoolClosed,
     PoolOptions,
     Watcher,
+    WorkItem,
     failure_of,
-    notify,
     soft_limit_disarmer,
 )
 from umbel.worker.pools.steering import steered
@@ -38,21 +39,14 @@ from umbel.worker.pools.threads import ThreadsPool
 _STOP_WAIT_S = 1.0
 
 
-class _Job:
+@dataclass(slots=True, eq=False)
+class _WorkItem(WorkItem):
     """One order and the asyncio task that runs it."""
 
-    def __init__(
-        self, order: Order, watcher: Watcher, soft_s: float | None, hard_s: float | None
-    ) -> None:
-        self.order = order
-        self.watcher = watcher
-        self.soft_s = soft_s
-        self.hard_s = hard_s
-        self.task: asyncio.Task[None] | None = None
-        self.settled = False
-        self.soft_armed = True
-        self.interrupt: BaseException | None = None  # to throw at the next await point
-        self.timers: list[asyncio.TimerHandle] = []
+    task: asyncio.Task[None] | None = None
+    soft_armed: bool = True
+    interrupt: BaseException | None = None  # to throw at the next await point
+    timers: list[asyncio.TimerHandle] = field(default_factory=list)
 
     def disarm_soft(self) -> None:
         """No soft limit from here on."""
@@ -68,22 +62,16 @@ class AsyncioPool(Pool):
     def __init__(self, options: PoolOptions) -> None:
         super().__init__(options)
         self._threads = ThreadsPool(options)
-        self._target = options.concurrency
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._main, name="umbel-asyncio", daemon=True)
         self._changed = threading.Condition()
-        self._jobs: dict[_Job, None] = {}  # taken and not settled, in order
-        self._waiting: deque[_Job] = deque()
+        self._items: dict[_WorkItem, None] = {}  # taken and not settled, in order
+        self._waiting: deque[_WorkItem] = deque()
         self._running = 0
         self._leftover = 0  # coroutines that swallowed their cancellation
         self._closed = False
         self._terminated = False
         self._pid = os.getpid()
-
-    @property
-    def size(self) -> int:
-        """How many coroutines, and how many plain functions, may run at once."""
-        return self._target
 
     def start(self) -> None:
         """Start the loop's thread and the threads for plain functions."""
@@ -91,32 +79,32 @@ class AsyncioPool(Pool):
         self._thread.start()
 
     def submit(
-        self,
-        order: Order,
-        watcher: Watcher,
-        soft_s: float | None,
-        hard_s: float | None,
-        expected_s: float | None = None,
+        self, order: Order, watcher: Watcher, soft_s: float | None, hard_s: float | None
     ) -> None:
         """Queue the order for the loop, or for a thread."""
         is_async = self.options.is_async
         if self.options.run_async is None or is_async is None or not is_async(order):
             self._threads.submit(order, watcher, soft_s, hard_s)
             return
-        job = _Job(order, watcher, soft_s, hard_s)
+        item = _WorkItem(order, watcher, soft_s, hard_s)
         with self._changed:
             if self._closed:
                 raise PoolClosed(f"order {order.id} came after the asyncio pool was closed")
-            self._jobs[job] = None
-            self._waiting.append(job)
+            self._items[item] = None
+            self._waiting.append(item)
             self._loop.call_soon_threadsafe(self._pump)
+
+    def has_room(self) -> bool:
+        """Whether one more coroutine, or plain function, would begin at once."""
+        taken_count = self._running + len(self._waiting) + self._threads.taken_count
+        return not self._closed and taken_count < self._target
 
     def close_and_join(self, timeout_s: float | None) -> bool:
         """Take no more orders and wait for those taken, then stop the loop."""
         ends = None if timeout_s is None else monotonic() + timeout_s
         with self._changed:
             self._closed = True
-            done = self._changed.wait_for(lambda: not self._jobs or self._terminated, timeout_s)
+            done = self._changed.wait_for(lambda: not self._items or self._terminated, timeout_s)
         rest_s = None if ends is None else max(0.0, ends - monotonic())
         if not self._threads.close_and_join(rest_s) or not done:
             return False
@@ -127,9 +115,9 @@ class AsyncioPool(Pool):
         """Forget every order and stop the loop; a loop that is blocked is left to itself."""
         with self._changed:
             self._closed = self._terminated = True
-            for job in self._jobs:
-                job.settled = True
-            self._jobs.clear()
+            for item in self._items:
+                item.settled = True
+            self._items.clear()
             self._waiting.clear()
             self._changed.notify_all()
         self._threads.terminate()
@@ -140,10 +128,10 @@ class AsyncioPool(Pool):
         if self._threads.cancel(order_id, signum):
             return True
         with self._changed:
-            jobs = [job for job in self._jobs if job.order.id == order_id]
-            for job in jobs:
-                self._loop.call_soon_threadsafe(self._end, job, job.watcher.terminated, signum)
-        return bool(jobs)
+            items = [item for item in self._items if item.order.id == order_id]
+            for item in items:
+                self._loop.call_soon_threadsafe(self._end, item, item.watcher.terminated, signum)
+        return bool(items)
 
     def grow(self, n: int) -> None:
         """Run `n` more orders at a time."""
@@ -200,68 +188,69 @@ class AsyncioPool(Pool):
         with self._changed:
             begin = []
             while self._waiting and self._running < self._target:
-                job = self._waiting.popleft()
-                if not job.settled:
+                item = self._waiting.popleft()
+                if not item.settled:
                     self._running += 1
-                    begin.append(job)
-        for job in begin:
-            job.task = self._loop.create_task(self._serve(job), name=f"order {job.order.id}")
+                    begin.append(item)
+        for item in begin:
+            item.task = self._loop.create_task(self._serve(item), name=f"order {item.order.id}")
 
-    async def _serve(self, job: _Job) -> None:
-        if job.settled:
+    async def _serve(self, item: _WorkItem) -> None:
+        if item.settled:
             return
         began = monotonic()
-        notify(job.watcher.accepted, self._pid, began)
-        self._start_timers(job)
-        soft_limit_disarmer.set(job.disarm_soft)  # this task has a context of its own
+        self._report(item.watcher.accepted, self._pid, began)
+        self._start_timers(item)
+        soft_limit_disarmer.set(item.disarm_soft)  # this task has a context of its own
         assert self.options.run_async is not None
         try:
-            outcome = await steered(self.options.run_async(job.order), job)
+            outcome = await steered(self.options.run_async(item.order), item)
         except BaseException as exc:  # noqa: BLE001 - becomes the outcome
             outcome = failure_of(exc, monotonic() - began)
-        self._report(job, job.watcher.finished, outcome)
+        self._settle(item, item.watcher.finished, outcome)
 
-    def _start_timers(self, job: _Job) -> None:
-        if job.soft_s is not None:
-            job.timers.append(self._loop.call_later(job.soft_s, self._soft, job, job.soft_s))
-        if job.hard_s is not None:
-            call = job.watcher.hard_limit
-            job.timers.append(self._loop.call_later(job.hard_s, self._end, job, call, job.hard_s))
+    def _start_timers(self, item: _WorkItem) -> None:
+        for limit_s, call in ((item.soft_s, self._soft), (item.hard_s, self._hard)):
+            if limit_s is not None:
+                item.timers.append(self._loop.call_later(limit_s, call, item, limit_s))
 
-    def _soft(self, job: _Job, limit_s: float) -> None:
-        if job.settled or not job.soft_armed or job.task is None:
+    def _soft(self, item: _WorkItem, limit_s: float) -> None:
+        if item.settled or not item.soft_armed or item.task is None:
             return
-        job.interrupt = SoftTimeLimitExceeded()
-        job.task.cancel()
-        notify(job.watcher.soft_limit, limit_s)
+        item.interrupt = SoftTimeLimitExceeded()
+        item.task.cancel()
+        self._report(item.watcher.soft_limit, limit_s)
 
-    def _end(self, job: _Job, call: Callable[..., None], arg: float) -> None:
+    def _hard(self, item: _WorkItem, limit_s: float) -> None:
+        self._end(item, item.watcher.hard_limit, limit_s)
+
+    def _end(self, item: _WorkItem, call: Callable[..., None], arg: float) -> None:
         """On the loop: end an order from outside and report it."""
-        if job.settled:
+        if item.settled:
             return
-        job.interrupt = None
-        if job.task is not None:
+        item.interrupt = None
+        if item.task is not None:
             self._leftover += 1
-            job.task.add_done_callback(self._came_back)
-            job.task.cancel()
-        self._report(job, call, arg)
+            item.task.add_done_callback(self._came_back)
+            item.task.cancel()
+        self._settle(item, call, arg)
 
     def _came_back(self, task: asyncio.Task[None]) -> None:
         self._leftover -= 1
 
-    def _report(self, job: _Job, call: Callable[..., None], *args: Any) -> None:
+    def _settle(self, item: _WorkItem, call: Callable[..., None], *args: Any) -> None:
         """On the loop: make the final call, and let the next order begin."""
-        for timer in job.timers:
+        for timer in item.timers:
             timer.cancel()
         with self._changed:
-            if job.settled:
+            if item.settled:
                 return
-            job.settled = True
-            if job.task is not None:
+            item.settled = True
+            if item.task is not None:
                 self._running -= 1
-        notify(call, *args)
+        self._ended(call, *args)
         with self._changed:
-            self._jobs.pop(job, None)
-            if not self._jobs:
+            self._items.pop(item, None)
+            if not self._items:
                 self._changed.notify_all()
         self._pump()

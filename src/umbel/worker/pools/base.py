@@ -4,9 +4,9 @@
 for. The watcher hears `accepted` when the order begins to run, then exactly one final call:
 `finished`, `hard_limit`, `lost` or `terminated`. `accepted` precedes every final call, except
 `terminated` and `lost` of an order that never began. A pool that learns of beginning and end at
-once says both with one call, `ran`. An order that `fill` can not hand over ends with `unfit`.
-When `terminate` has returned no watcher is called any more: those messages belong to the broker
-again.
+once says both with one call, `ran`. An order that `fill` cannot hand over ends with `unfit`.
+Watchers are called on the thread of the worker's loop, which every pool gets to by itself.
+When `terminate` has returned nothing more is reported: those messages belong to the broker again.
 A watcher that raises is logged and does not disturb the pool.
 
 Limits count from `accepted`. The soft limit raises `SoftTimeLimitExceeded` inside `run`; what runs
@@ -24,7 +24,8 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 from umbel.app.trace import last_lines, traceback_text
@@ -47,7 +48,7 @@ POOL_NAMES = tuple(_CLASSES)
 
 
 class Watcher(Protocol):
-    """Hears what becomes of one order, on a thread of the pool (for solo: the caller's)."""
+    """Hears what happens to one order: on the loop's thread, or without a loop on the pool's."""
 
     def accepted(self, pid: int, when: float) -> None:
         """Execution begins; `when` is monotonic time."""
@@ -74,8 +75,20 @@ class Watcher(Protocol):
         """Final: it was ended because `cancel` was called."""
 
 
-# An order, its watcher, soft and hard limit, and how long such orders take, where that is known.
+# An order, its watcher, soft and hard limit, and how long such orders take, where that is known:
+# prefork sends several short ones to a child at once.
 Submission = tuple[Order, Watcher, float | None, float | None, float | None]
+
+
+@dataclass(slots=True, eq=False)
+class WorkItem:
+    """An order on its way through a pool, with its limits; `settled` once its end is reported."""
+
+    order: Order
+    watcher: Watcher
+    soft_s: float | None
+    hard_s: float | None
+    settled: bool = field(default=False, init=False)
 
 
 def _nothing() -> None:
@@ -102,9 +115,9 @@ class PoolOptions:
     child_ending: Callable[[], None] = _nothing
     """prefork only: runs last in each child that ends in order."""
     loop: Inbox | None = None
-    """prefork only: watchers are called on the thread of this loop, not on one of the pool's."""
-    has_room: Callable[[], None] = _nothing
-    """prefork only: called on the thread of the loop when there may be room for more orders."""
+    """Watchers are called on the thread of this loop. Solo calls them where `fill` was called."""
+    on_room: Callable[[], None] = _nothing
+    """Called where watchers are, when there may be room for more orders after one has ended."""
     overdue: Callable[[], None] = _nothing
     """prefork only: called on a thread of the pool when orders wait in a child behind one that
     takes longer than was expected; `recall` gets them out of there."""
@@ -117,9 +130,7 @@ class Pool(ABC):
 
     name: ClassVar[str]
     green: ClassVar[bool] = False
-    inline: ClassVar[bool] = False
-    fills: ClassVar[bool] = False  # knows itself how many orders it has room for: `fill`
-    on_loop: bool = False  # watchers are called on the thread of `PoolOptions.loop`
+    blocks_loop: ClassVar[bool] = False  # `fill` returns when the orders have ended
 
     def __init__(self, options: PoolOptions) -> None:
         if options.concurrency < 1:
@@ -127,6 +138,7 @@ class Pool(ABC):
                 f"concurrency {options.concurrency} of the {self.name} pool: must be at least 1"
             )
         self.options = options
+        self._target = options.concurrency
 
     @abstractmethod
     def start(self) -> None:
@@ -134,28 +146,28 @@ class Pool(ABC):
 
     @abstractmethod
     def submit(
-        self,
-        order: Order,
-        watcher: Watcher,
-        soft_s: float | None,
-        hard_s: float | None,
-        expected_s: float | None = None,
+        self, order: Order, watcher: Watcher, soft_s: float | None, hard_s: float | None
     ) -> None:
-        """Take one order; raises `PoolClosed` after close or terminate, and then keeps nothing.
-
-        `expected_s` is how long such orders take: several short ones may be put into one hand.
-        """
+        """Take one order; raises `PoolClosed` after close or terminate, and then keeps nothing."""
 
     def fill(self, orders: Iterator[Submission]) -> None:
         """Take as many of these as would begin soon; what there is no room for is not asked for.
 
-        Pools that `fills` is true of have it. `orders` is asked with a lock of the pool's held.
+        `orders` may be asked with a lock of the pool's held. One that a closed pool was given is
+        dropped.
         """
-        raise NotImplementedError(f"the {self.name} pool takes orders one by one")
+        while self.has_room() and (submission := next(orders, None)) is not None:
+            order, watcher, soft_s, hard_s, _ = submission
+            try:
+                self.submit(order, watcher, soft_s, hard_s)
+            except PoolClosed:
+                return
+            except Exception as exc:  # noqa: BLE001 - the watcher hears it
+                self._ended(watcher.unfit, exc)
 
+    @abstractmethod
     def has_room(self) -> bool:
-        """Whether one more order would begin soon although `size` of them have not ended."""
-        return False
+        """Whether one more order would begin soon."""
 
     def recall(self) -> list[Watcher]:
         """Give up orders that have not begun, oldest first: their watchers hear nothing more.
@@ -193,9 +205,26 @@ class Pool(ABC):
         """The `pool` part of the `stats` reply."""
 
     @property
-    @abstractmethod
     def size(self) -> int:
         """How many orders may run at once."""
+        return self._target
+
+    def _report(self, call: Callable[..., object], *args: Any) -> None:
+        """Call a watcher, or have the loop do it."""
+        loop = self.options.loop
+        if loop is None:
+            notify(call, *args)
+        else:
+            loop.post(partial(notify, call, *args))
+
+    def _ended(self, call: Callable[..., object], *args: Any) -> None:
+        """The same for the final call of an order, which leaves room for another one."""
+
+        def end() -> None:
+            notify(call, *args)
+            self.options.on_room()
+
+        self._report(end)
 
     def _described(self, **more: Any) -> dict[str, Any]:
         cls = type(self)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, ClassVar
 
@@ -29,8 +30,8 @@ from umbel.worker.pools.base import (
     PoolClosed,
     PoolOptions,
     Watcher,
+    WorkItem,
     failure_of,
-    notify,
     soft_limit_disarmer,
 )
 
@@ -41,21 +42,14 @@ def patch() -> None:
         gevent.monkey.patch_all()
 
 
-class _Job:
+@dataclass(slots=True, eq=False)
+class _WorkItem(WorkItem):
     """One order and the greenlet that runs it."""
 
-    def __init__(
-        self, order: Order, watcher: Watcher, soft_s: float | None, hard_s: float | None
-    ) -> None:
-        self.order = order
-        self.watcher = watcher
-        self.soft_s = soft_s
-        self.hard_s = hard_s
-        self.greenlet: Any = None
-        self.settled = False
-        self.interruptible = False  # true while `run` runs
-        self.soft_armed = True
-        self.timers: list[Any] = []
+    greenlet: Any = None
+    interruptible: bool = False  # true while `run` runs
+    soft_armed: bool = True
+    timers: list[Any] = field(default_factory=list)
 
     def disarm_soft(self) -> None:
         """No soft limit from here on."""
@@ -77,9 +71,8 @@ class GeventPool(Pool):
 
     def __init__(self, options: PoolOptions) -> None:
         super().__init__(options)
-        self._target = options.concurrency
-        self._waiting: deque[_Job] = deque()
-        self._running: set[_Job] = set()
+        self._waiting: deque[_WorkItem] = deque()
+        self._running: set[_WorkItem] = set()
         self._leftover = 0  # greenlets that swallowed their end
         self._reports = 0  # final calls under way
         self._idle = gevent.event.Event()
@@ -88,29 +81,23 @@ class GeventPool(Pool):
         self._terminated = False
         self._pid = os.getpid()
 
-    @property
-    def size(self) -> int:
-        """How many orders may run at once."""
-        return self._target
-
     def start(self) -> None:
         """Nothing to start: greenlets come with orders."""
         self._pid = os.getpid()
 
     def submit(
-        self,
-        order: Order,
-        watcher: Watcher,
-        soft_s: float | None,
-        hard_s: float | None,
-        expected_s: float | None = None,
+        self, order: Order, watcher: Watcher, soft_s: float | None, hard_s: float | None
     ) -> None:
         """Spawn a greenlet for the order, or queue it."""
         if self._closed:
             raise PoolClosed(f"order {order.id} came after the gevent pool was closed")
-        self._waiting.append(_Job(order, watcher, soft_s, hard_s))
+        self._waiting.append(_WorkItem(order, watcher, soft_s, hard_s))
         self._idle.clear()
         self._pump()
+
+    def has_room(self) -> bool:
+        """Whether one more greenlet would begin at once."""
+        return not self._closed and len(self._running) + len(self._waiting) < self._target
 
     def close_and_join(self, timeout_s: float | None) -> bool:
         """Take no more orders and wait for those taken."""
@@ -120,21 +107,21 @@ class GeventPool(Pool):
     def terminate(self) -> None:
         """Forget every order; running greenlets are killed without waiting for them."""
         self._closed = self._terminated = True
-        jobs, self._running = self._running, set()
+        items, self._running = self._running, set()
         self._waiting.clear()
-        for job in jobs:
-            job.settled = True
-            job.stop_timers()
-            if job.greenlet is not gevent.getcurrent():
-                job.greenlet.kill(block=False)
+        for item in items:
+            item.settled = True
+            item.stop_timers()
+            if item.greenlet is not gevent.getcurrent():
+                item.greenlet.kill(block=False)
         self._idle.set()
 
     def cancel(self, order_id: str, signum: int) -> bool:
         """Kill the order's greenlet, or drop the order from the queue."""
         found = False
-        for job in [*self._running, *self._waiting]:
-            if job.order.id == order_id:
-                found = self._end(job, job.watcher.terminated, signum) or found
+        for item in [*self._running, *self._waiting]:
+            if item.order.id == order_id:
+                found = self._end(item, item.watcher.terminated, signum) or found
         return found
 
     def grow(self, n: int) -> None:
@@ -155,80 +142,80 @@ class GeventPool(Pool):
 
     def _pump(self) -> None:
         while self._waiting and len(self._running) < self._target:
-            job = self._waiting.popleft()
-            if job.settled:
+            item = self._waiting.popleft()
+            if item.settled:
                 continue
-            self._running.add(job)
-            job.greenlet = gevent.spawn(self._serve, job)
+            self._running.add(item)
+            item.greenlet = gevent.spawn(self._serve, item)
         if not self._running and not self._waiting and not self._reports:
             self._idle.set()
 
-    def _serve(self, job: _Job) -> None:
+    def _serve(self, item: _WorkItem) -> None:
         """The life of one greenlet."""
-        if job.settled:  # cancelled before it began
+        if item.settled:  # cancelled before it began
             return
         began = monotonic()
-        notify(job.watcher.accepted, self._pid, began)
-        self._start_timers(job)
-        self._report(job, job.watcher.finished, self._run(job, began))
+        self._report(item.watcher.accepted, self._pid, began)
+        self._start_timers(item)
+        self._settle(item, item.watcher.finished, self._run(item, began))
 
-    def _run(self, job: _Job, began: float) -> Outcome:
-        token = soft_limit_disarmer.set(job.disarm_soft)
-        job.interruptible = True
+    def _run(self, item: _WorkItem, began: float) -> Outcome:
+        token = soft_limit_disarmer.set(item.disarm_soft)
+        item.interruptible = True
         try:
-            return self.options.run(job.order)
+            return self.options.run(item.order)
         except BaseException as exc:  # noqa: BLE001 - becomes the outcome
             return failure_of(exc, monotonic() - began)
         finally:
-            job.interruptible = False
-            job.stop_timers()
+            item.interruptible = False
+            item.stop_timers()
             soft_limit_disarmer.reset(token)
 
-    def _start_timers(self, job: _Job) -> None:
+    def _start_timers(self, item: _WorkItem) -> None:
         loop = gevent.get_hub().loop
-        for limit_s, call in ((job.soft_s, self._soft), (job.hard_s, self._hard)):
+        for limit_s, call in ((item.soft_s, self._soft), (item.hard_s, self._hard)):
             if limit_s is not None:
                 timer = loop.timer(limit_s)
-                timer.start(call, job, limit_s)
-                job.timers.append(timer)
+                timer.start(call, item, limit_s)
+                item.timers.append(timer)
 
-    def _soft(self, job: _Job, limit_s: float) -> None:
+    def _soft(self, item: _WorkItem, limit_s: float) -> None:
         """In the hub: a throw here reaches the greenlet before anything else runs."""
-        if job.interruptible and job.soft_armed and not job.settled:
-            gevent.spawn(notify, job.watcher.soft_limit, limit_s)
-            job.greenlet.throw(SoftTimeLimitExceeded())
+        if item.interruptible and item.soft_armed and not item.settled:
+            gevent.spawn(self._report, item.watcher.soft_limit, limit_s)
+            item.greenlet.throw(SoftTimeLimitExceeded())
 
-    def _hard(self, job: _Job, limit_s: float) -> None:
+    def _hard(self, item: _WorkItem, limit_s: float) -> None:
         """In the hub, where watchers must not run: they may wait."""
-        gevent.spawn(self._end, job, job.watcher.hard_limit, limit_s)
+        gevent.spawn(self._end, item, item.watcher.hard_limit, limit_s)
 
-    def _end(self, job: _Job, call: Callable[..., None], arg: float) -> bool:
+    def _end(self, item: _WorkItem, call: Callable[..., None], arg: float) -> bool:
         """End an order from outside and report it; False when it has ended already."""
-        if job.settled:
+        if item.settled:
             return False
-        if job.greenlet is not None:
+        if item.greenlet is not None:
             self._leftover += 1
-            job.greenlet.rawlink(self._came_back)
-            job.greenlet.kill(block=False)
-        self._report(job, call, arg)
+            item.greenlet.rawlink(self._came_back)
+            item.greenlet.kill(block=False)
+        self._settle(item, call, arg)
         return True
 
     def _came_back(self, greenlet: Any) -> None:
         self._leftover -= 1
 
-    def _report(self, job: _Job, call: Callable[..., None], *args: Any) -> None:
+    def _settle(self, item: _WorkItem, call: Callable[..., None], *args: Any) -> None:
         """Make the final call unless it was made, and let the next order begin."""
-        if job.settled:
+        if item.settled:
             return
-        job.settled = True
-        job.stop_timers()
-        self._running.discard(job)
+        item.settled = True
+        item.stop_timers()
+        self._running.discard(item)
         if self._terminated:
             return
         self._reports += 1
         try:
             self._pump()
-            notify(call, *args)
+            self._ended(call, *args)
         finally:
             self._reports -= 1
             self._pump()

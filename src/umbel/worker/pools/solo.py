@@ -52,7 +52,7 @@ class SoloPool(Pool):
     """Runs each order inside `submit`."""
 
     name: ClassVar[str] = "solo"
-    inline: ClassVar[bool] = True
+    blocks_loop: ClassVar[bool] = True
 
     def __init__(self, options: PoolOptions) -> None:
         super().__init__(options)
@@ -81,12 +81,7 @@ class SoloPool(Pool):
             signal.signal(signal.SIGALRM, _wake)
 
     def submit(
-        self,
-        order: Order,
-        watcher: Watcher,
-        soft_s: float | None,
-        hard_s: float | None,
-        expected_s: float | None = None,
+        self, order: Order, watcher: Watcher, soft_s: float | None, hard_s: float | None
     ) -> None:
         """Run the order now; returns when it has ended and was reported."""
         self._refuse_if_closed(order)
@@ -108,10 +103,14 @@ class SoloPool(Pool):
             finally:
                 self._running = self._guard = None
             if guard.struck is None:
-                if not self._left_alone():
+                if not self._terminated:  # else nothing is reported any more
                     notify(watcher.finished, outcome)
             else:
                 self._report_struck(guard.struck, watcher, hard_s)
+
+    def has_room(self) -> bool:
+        """Whether nothing runs."""
+        return self._running is None and not self._closed
 
     def close_and_join(self, timeout_s: float | None) -> bool:
         """Wait for the order that runs in another thread, if any."""
@@ -200,7 +199,7 @@ class SoloPool(Pool):
         self, exc: type[BaseException], watcher: Watcher, hard_s: float | None
     ) -> None:
         """The final call of an order that was interrupted."""
-        if self._left_alone():
+        if self._terminated:
             return
         if exc is _HardLimit and hard_s is not None:
             notify(watcher.hard_limit, hard_s)
@@ -210,10 +209,6 @@ class SoloPool(Pool):
     def _refuse_if_closed(self, order: Order) -> None:
         if self._closed:
             raise PoolClosed(f"order {order.id} came after the solo pool was closed")
-
-    def _left_alone(self) -> bool:
-        """After a cold stop nobody is told anything."""
-        return self._terminated
 
 
 def _wake(signum: int, frame: FrameType | None) -> None:

@@ -22,8 +22,8 @@ class Steered(Protocol):
 
 
 @coroutine
-def steered(awaitable: Awaitable[T], job: Steered) -> Generator[Any, Any, T]:
-    """Await, but throw `job.interrupt` in place of the cancellation that woke us for it."""
+def steered(awaitable: Awaitable[T], item: Steered) -> Generator[Any, Any, T]:
+    """Await, but throw `item.interrupt` in place of the cancellation that woke us for it."""
     steps = awaitable.__await__()
     error: BaseException | None = None
     value: Any = None
@@ -38,7 +38,7 @@ def steered(awaitable: Awaitable[T], job: Steered) -> Generator[Any, Any, T]:
             value = yield waited_for
         except BaseException as exc:  # noqa: BLE001 - handed on to the coroutine
             error = exc
-        if job.interrupt is not None:
-            error, job.interrupt = job.interrupt, None
-            if job.task is not None:
-                job.task.uncancel()  # else time-outs inside the task would take it for theirs
+        if item.interrupt is not None:
+            error, item.interrupt = item.interrupt, None
+            if item.task is not None:
+                item.task.uncancel()  # else time-outs inside the task would take it for theirs

@@ -18,32 +18,25 @@ import itertools
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from queue import SimpleQueue
 from time import monotonic
 from typing import Any, ClassVar
 
 from umbel.exceptions import SoftTimeLimitExceeded
 from umbel.worker.orders import Order
-from umbel.worker.pools.base import OrderEnded, Pool, PoolClosed, PoolOptions, Watcher, notify
+from umbel.worker.pools.base import OrderEnded, Pool, PoolClosed, PoolOptions, Watcher, WorkItem
 from umbel.worker.pools.deadlines import Deadline, Deadlines
 from umbel.worker.pools.interrupts import Guard, run_guarded
 
 
-class _Job:
+@dataclass(slots=True, eq=False)
+class _WorkItem(WorkItem):
     """One order on its way; `settled` once its final call belongs to somebody."""
 
-    __slots__ = ("guard", "hard_s", "order", "settled", "soft_s", "thread", "watcher")
-
-    def __init__(
-        self, order: Order, watcher: Watcher, soft_s: float | None, hard_s: float | None
-    ) -> None:
-        self.order = order
-        self.watcher = watcher
-        self.soft_s = soft_s
-        self.hard_s = hard_s
-        self.guard = Guard()
-        self.thread: threading.Thread | None = None  # that runs it
-        self.settled = False
+    guard: Guard = field(default_factory=Guard)
+    thread: threading.Thread | None = None  # that runs it
 
 
 class ThreadsPool(Pool):
@@ -53,11 +46,10 @@ class ThreadsPool(Pool):
 
     def __init__(self, options: PoolOptions) -> None:
         super().__init__(options)
-        self._queue: SimpleQueue[_Job | None] = SimpleQueue()
+        self._queue: SimpleQueue[_WorkItem | None] = SimpleQueue()
         self._changed = threading.Condition()
-        self._jobs: set[_Job] = set()  # taken and not settled
+        self._items: set[_WorkItem] = set()  # taken and not settled
         self._threads: set[threading.Thread] = set()  # those with a seat, not the abandoned
-        self._target = options.concurrency
         self._abandoned = 0
         self._restarts = 0  # seats to be given to a fresh thread
         self._closed = False
@@ -66,44 +58,43 @@ class ThreadsPool(Pool):
         self._deadlines = Deadlines("umbel-deadlines")
         self._pid = os.getpid()
 
-    @property
-    def size(self) -> int:
-        """How many orders may run at once."""
-        return self._target
-
     def start(self) -> None:
         """Start the threads."""
         with self._changed:
             self._fill_seats()
 
     def submit(
-        self,
-        order: Order,
-        watcher: Watcher,
-        soft_s: float | None,
-        hard_s: float | None,
-        expected_s: float | None = None,
+        self, order: Order, watcher: Watcher, soft_s: float | None, hard_s: float | None
     ) -> None:
         """Queue the order for the next free thread."""
-        job = _Job(order, watcher, soft_s, hard_s)
+        item = _WorkItem(order, watcher, soft_s, hard_s)
         with self._changed:
             if self._closed:
                 raise PoolClosed(f"order {order.id} came after the threads pool was closed")
-            self._jobs.add(job)
-        self._queue.put(job)
+            self._items.add(item)
+        self._queue.put(item)
+
+    @property
+    def taken_count(self) -> int:
+        """Orders that wait or run."""
+        return len(self._items)
+
+    def has_room(self) -> bool:
+        """Whether there is an idle thread."""
+        return not self._closed and self.taken_count < self._target
 
     def close_and_join(self, timeout_s: float | None) -> bool:
         """Take no more orders and wait for those taken."""
         with self._changed:
             self._closed = True
-            done = self._changed.wait_for(lambda: not self._jobs or self._terminated, timeout_s)
+            done = self._changed.wait_for(lambda: not self._items or self._terminated, timeout_s)
             if not done:
                 return False
             self._target = 0
             self._wake(len(self._threads))
             threads = list(self._threads)
         self._deadlines.stop(wait_s=timeout_s)
-        # A thread leaves `_jobs` before its watcher's last call: closed means that returned too.
+        # A thread leaves `_items` before its watcher's last call: closed means that returned too.
         ends = None if timeout_s is None else monotonic() + timeout_s
         for thread in threads:
             if thread is not threading.current_thread():
@@ -114,21 +105,21 @@ class ThreadsPool(Pool):
         """Forget every order; threads that run one are interrupted and left to themselves."""
         with self._changed:
             self._closed = self._terminated = True
-            jobs, self._jobs = self._jobs, set()
-            for job in jobs:
-                job.settled = True
+            items, self._items = self._items, set()
+            for item in items:
+                item.settled = True
             self._target = 0
             self._wake(len(self._threads))
             self._changed.notify_all()
         self._deadlines.stop(wait_s=0)
-        for job in jobs:
-            job.guard.interrupt(OrderEnded)
+        for item in items:
+            item.guard.interrupt(OrderEnded)
 
     def cancel(self, order_id: str, signum: int) -> bool:
         """Report the order as terminated; its thread is interrupted and abandoned."""
         with self._changed:
-            jobs = [job for job in self._jobs if job.order.id == order_id]
-        ended = [self._end(job, job.watcher.terminated, signum) for job in jobs]
+            items = [item for item in self._items if item.order.id == order_id]
+        ended = [self._end(item, item.watcher.terminated, signum) for item in items]
         return any(ended)
 
     def grow(self, n: int) -> None:
@@ -169,10 +160,10 @@ class ThreadsPool(Pool):
     def _work(self) -> None:
         """The life of one thread."""
         while True:
-            job = self._queue.get()
-            if job is not None and not self._serve(job):
+            item = self._queue.get()
+            if item is not None and not self._serve(item):
                 return  # abandoned: the seat is somebody else's by now
-            del job  # an idle thread keeps no order alive
+            del item  # an idle thread keeps no order alive
             if self._leaves():
                 return
 
@@ -188,63 +179,57 @@ class ThreadsPool(Pool):
             self._fill_seats()
             return True
 
-    def _serve(self, job: _Job) -> bool:
+    def _serve(self, item: _WorkItem) -> bool:
         """Run one order and report it; False when it was ended from outside meanwhile."""
         with self._changed:
-            if job.settled:  # cancelled while it waited
+            if item.settled:  # cancelled while it waited
                 return True
-            job.thread = threading.current_thread()
+            item.thread = threading.current_thread()
         began = monotonic()
-        notify(job.watcher.accepted, self._pid, began)
-        deadlines = self._limits(job, began)
-        outcome = run_guarded(self.options.run, job.order, job.guard, job.soft_s is not None)
+        self._report(item.watcher.accepted, self._pid, began)
+        deadlines = self._limits(item, began)
+        outcome = run_guarded(self.options.run, item.order, item.guard, item.soft_s is not None)
         for deadline in deadlines:
             deadline.cancel()
-        if not self._settle(job):
+        if not self._settle(item):
             return False
-        notify(job.watcher.finished, outcome)
+        self._ended(item.watcher.finished, outcome)
         return True
 
-    def _limits(self, job: _Job, began: float) -> list[Deadline]:
-        deadlines = []
-        soft_s, hard_s = job.soft_s, job.hard_s
-        if soft_s is not None:
-            deadlines.append(
-                self._deadlines.call_at(began + soft_s, lambda: self._soft(job, soft_s))
-            )
-        if hard_s is not None:
-            call = job.watcher.hard_limit
-            deadlines.append(
-                self._deadlines.call_at(began + hard_s, lambda: self._hard(job, call, hard_s))
-            )
-        return deadlines
+    def _limits(self, item: _WorkItem, began: float) -> list[Deadline]:
+        limits = ((item.soft_s, self._soft), (item.hard_s, self._hard))
+        return [
+            self._deadlines.call_at(began + limit_s, partial(call, item, limit_s))
+            for limit_s, call in limits
+            if limit_s is not None
+        ]
 
-    def _soft(self, job: _Job, limit_s: float) -> None:
-        if job.guard.interrupt(SoftTimeLimitExceeded):
-            notify(job.watcher.soft_limit, limit_s)
+    def _soft(self, item: _WorkItem, limit_s: float) -> None:
+        if item.guard.interrupt(SoftTimeLimitExceeded):
+            self._report(item.watcher.soft_limit, limit_s)
 
-    def _hard(self, job: _Job, call: Callable[[float], None], limit_s: float) -> None:
-        self._end(job, call, limit_s)
+    def _hard(self, item: _WorkItem, limit_s: float) -> None:
+        self._end(item, item.watcher.hard_limit, limit_s)
 
-    def _end(self, job: _Job, call: Callable[..., None], arg: float) -> bool:
+    def _end(self, item: _WorkItem, call: Callable[..., None], arg: float) -> bool:
         """End an order from outside, reporting it by `call(arg)`; False when it has ended."""
-        if not self._settle(job, abandon=True):
+        if not self._settle(item, abandon=True):
             return False
-        job.guard.interrupt(OrderEnded)
-        notify(call, arg)
+        item.guard.interrupt(OrderEnded)
+        self._ended(call, arg)
         return True
 
-    def _settle(self, job: _Job, abandon: bool = False) -> bool:
+    def _settle(self, item: _WorkItem, abandon: bool = False) -> bool:
         """Claim the final call of the order: true for the first to ask."""
         with self._changed:
-            if job.settled:
+            if item.settled:
                 return False
-            job.settled = True
-            self._jobs.discard(job)
-            if abandon and job.thread is not None:
+            item.settled = True
+            self._items.discard(item)
+            if abandon and item.thread is not None:
                 self._abandoned += 1
-                self._threads.discard(job.thread)
+                self._threads.discard(item.thread)
                 self._fill_seats()
-            if not self._jobs:
+            if not self._items:
                 self._changed.notify_all()
             return True

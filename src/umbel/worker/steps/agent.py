@@ -10,6 +10,7 @@ from umbel.worker.blueprint import Step
 
 if TYPE_CHECKING:
     from umbel.app.umbel import Umbel
+    from umbel.worker.consumer import Consumer
     from umbel.worker.options import WorkerOptions
 
 
@@ -19,7 +20,7 @@ class AgentStep(Step):
     name = "Agent"
     requires = ("Connection",)
 
-    def __init__(self, parent: Any, **options: Any) -> None:
+    def __init__(self, parent: Consumer, **options: Any) -> None:
         self._kind = _load(parent.app.conf.worker_agent)
         self.agent: Any = None
 
@@ -28,12 +29,12 @@ class AgentStep(Step):
         """Off unless the setting names a class."""
         return "" if app.conf.worker_agent is not None else "worker_agent is not set"
 
-    def start(self, parent: Any) -> None:
+    def start(self, parent: Consumer) -> None:
         """A new agent for every connection."""
         self.agent = parent.agent = self._kind(parent.connection)
         self.agent.start()
 
-    def stop(self, parent: Any) -> None:
+    def stop(self, parent: Consumer) -> None:
         """Stop it, if it got that far."""
         agent, self.agent, parent.agent = self.agent, None, None
         if agent is not None:

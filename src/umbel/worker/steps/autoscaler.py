@@ -10,6 +10,7 @@ from umbel.worker.blueprint import Step
 if TYPE_CHECKING:
     from umbel.app.umbel import Umbel
     from umbel.worker.options import WorkerOptions
+    from umbel.worker.worker import Worker
 
 
 class AutoscalerStep(Step):
@@ -18,7 +19,7 @@ class AutoscalerStep(Step):
     name = "Autoscaler"
     requires = ("Pool",)
 
-    def __init__(self, parent: Any, **options: Any) -> None:
+    def __init__(self, parent: Worker, **options: Any) -> None:
         self._timer: Any = None
 
     @classmethod
@@ -26,16 +27,18 @@ class AutoscalerStep(Step):
         """Off unless it is asked for."""
         return "" if options.autoscale is not None else "no --autoscale"
 
-    def create(self, parent: Any) -> None:
+    def create(self, parent: Worker) -> None:
         """The pool begins with the least."""
+        assert parent.options.autoscale is not None
         most, least = parent.options.autoscale
         parent.autoscaler = Autoscaler(parent, most, least)
 
-    def start(self, parent: Any) -> None:
+    def start(self, parent: Worker) -> None:
         """Begin to look."""
+        assert parent.autoscaler is not None
         self._timer = parent.timer.call_repeatedly(LOOK_S, parent.autoscaler.look)
 
-    def stop(self, parent: Any) -> None:
+    def stop(self, parent: Worker) -> None:
         """Look no more."""
         timer, self._timer = self._timer, None
         if timer is not None:

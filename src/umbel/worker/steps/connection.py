@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING
 
 from umbel.broker.connections import hang_up
 from umbel.worker.blueprint import Step
 from umbel.worker.naming import Naming
+
+if TYPE_CHECKING:
+    from umbel.worker.consumer import Consumer
 
 logger = logging.getLogger("umbel.consumer")
 
@@ -17,11 +20,11 @@ class ConnectionStep(Step):
 
     name = "Connection"
 
-    def create(self, parent: Any) -> None:
+    def create(self, parent: Consumer) -> None:
         """What claims the name."""
         parent.naming = Naming(parent)
 
-    def start(self, parent: Any) -> None:
+    def start(self, parent: Consumer) -> None:
         """Connect, with patience; a worker that is told to stop meanwhile goes no further."""
         parent.connection = parent.connect()
         if parent.connection is None:
@@ -30,7 +33,7 @@ class ConnectionStep(Step):
         logger.info("Connected to %s", parent.url)
         parent.naming.claim()
 
-    def stop(self, parent: Any) -> None:
+    def stop(self, parent: Consumer) -> None:
         """Close; a connection that is broken is let go, and the name is kept."""
         if not parent.lost or parent.worker.stop_wanted.is_set():
             parent.naming.release(lost=parent.lost)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from umbel.worker.blueprint import Step
+
+if TYPE_CHECKING:
+    from umbel.worker.worker import Worker
 
 
 class ConsumerStep(Step):
@@ -14,12 +17,12 @@ class ConsumerStep(Step):
     requires = ("Pool",)
     last = True
 
-    def create(self, parent: Any) -> None:
+    def create(self, parent: Worker) -> None:
         """Make the consumer; it connects when it runs."""
         from umbel.worker.consumer import Consumer
 
         parent.consumer = Consumer(parent)
 
-    def start(self, parent: Any) -> None:
+    def start(self, parent: Worker) -> None:
         """Consume until the worker is asked to stop."""
         parent.consumer.run()

@@ -17,6 +17,7 @@ from umbel.worker.pidbox import OwnPidbox, Pidbox, pidbox_for
 
 if TYPE_CHECKING:
     from umbel.app.umbel import Umbel
+    from umbel.worker.consumer import Consumer
     from umbel.worker.options import WorkerOptions
 
 logger = logging.getLogger("umbel.control")
@@ -30,7 +31,7 @@ class ControlStep(Step):
     name = "Control"
     requires = ("Connection",)
 
-    def __init__(self, parent: Any, **options: Any) -> None:
+    def __init__(self, parent: Consumer, **options: Any) -> None:
         self.pidbox: Pidbox | None = None
         self._locked_out = False
 
@@ -39,31 +40,32 @@ class ControlStep(Step):
         """The setting."""
         return "" if app.conf.worker_enable_remote_control else "worker_enable_remote_control"
 
-    def create(self, parent: Any) -> None:
+    def create(self, parent: Consumer) -> None:
         """Gather the commands."""
         parent.worker.panel = Panel(parent.worker, BUILTIN)
 
-    def start(self, parent: Any) -> None:
+    def start(self, parent: Consumer) -> None:
         """Listen."""
-        worker = parent.worker
+        worker, panel = parent.worker, parent.worker.panel
+        assert panel is not None
         first = self.pidbox is None
         if self.pidbox is None:
             kind = pidbox_for(worker.pool)
-            self.pidbox = kind(parent.app, worker.plan.hostname, worker.panel)
-        worker.panel.pidbox = self.pidbox
+            self.pidbox = kind(parent.app, worker.plan.hostname, panel)
+        panel.pidbox = self.pidbox
         self._listen(parent)
         if first and isinstance(self.pidbox, OwnPidbox) and self.pidbox.locked:
             self._settle(parent, self.pidbox)
             if self.pidbox.locked:
                 self._report_locked(parent)
 
-    def stop(self, parent: Any) -> None:
+    def stop(self, parent: Consumer) -> None:
         """Listen no more; a pidbox with a connection of its own outlives the consumer's."""
         outlives = isinstance(self.pidbox, OwnPidbox) and parent.lost
         if self.pidbox is not None and not (outlives and not parent.worker.stop_wanted.is_set()):
             self.pidbox.stop(lost=parent.lost)
 
-    def _listen(self, parent: Any) -> None:
+    def _listen(self, parent: Consumer) -> None:
         assert self.pidbox is not None
         try:
             self.pidbox.start(parent.connection)
@@ -77,12 +79,12 @@ class ControlStep(Step):
         else:
             self._locked_out = False
 
-    def _look_again(self, parent: Any, connection: Any) -> None:
+    def _look_again(self, parent: Consumer, connection: Any) -> None:
         if parent.connection is connection and not parent.worker.stop_wanted.is_set():
             self._listen(parent)
 
     @staticmethod
-    def _report_locked(parent: Any) -> None:
+    def _report_locked(parent: Consumer) -> None:
         logger.warning(
             "the control queue of %s belongs to another connection: commands are obeyed "
             "as soon as the broker has closed it",
@@ -90,7 +92,7 @@ class ControlStep(Step):
         )
 
     @staticmethod
-    def _settle(parent: Any, pidbox: OwnPidbox) -> None:
+    def _settle(parent: Consumer, pidbox: OwnPidbox) -> None:
         """Two of one name started at a time, and the other one has the queue."""
         if not parent.naming.sure:
             return  # it was looked at before, and nobody answered

@@ -13,7 +13,10 @@ from umbel.cluster.backoff import Backoff
 from umbel.worker.blueprint import Step
 
 if TYPE_CHECKING:
+    from kombu import Connection
+
     from umbel.app.umbel import Umbel
+    from umbel.worker.consumer import Consumer
     from umbel.worker.options import WorkerOptions
 
 logger = logging.getLogger("umbel.consumer")
@@ -34,9 +37,10 @@ class DelayedDeliveryStep(Step):
             return "worker_detect_quorum_queues"
         return "" if delayed.any_quorum(app.queues.values()) else "no quorum queue"
 
-    def start(self, parent: Any) -> None:
+    def start(self, parent: Consumer) -> None:
         """Declare on the broker that we are connected to, then on those we may fail over to."""
-        if driver(parent.connection) != "amqp":
+        connection = parent.connection
+        if connection is None or driver(connection) != "amqp":
             return
         queues = list(parent.app.queues.consumed.values())
         for name in delayed.unsupported(queues):
@@ -45,17 +49,17 @@ class DelayedDeliveryStep(Step):
                 "wait in the worker; give the queue a topic exchange",
                 name,
             )
-        self._declare_here(parent, queues)
-        self._declare_elsewhere(parent, queues)
+        self._declare_here(parent, connection, queues)
+        self._declare_elsewhere(parent.app, connection.as_uri(), queues)
 
-    def _declare_here(self, parent: Any, queues: list[Any]) -> None:
+    def _declare_here(self, parent: Consumer, connection: Connection, queues: list[Any]) -> None:
         kind = parent.app.conf.broker_native_delayed_delivery_queue_type
         stop, attempt = parent.worker.stop_wanted, 0
         while not stop.is_set():
             try:
-                delayed.declare(parent.connection, queues, kind)
+                delayed.declare(connection, queues, kind)
                 return
-            except parent.connection.connection_errors:
+            except connection.connection_errors:
                 raise
             except Exception as exc:  # noqa: BLE001 - said in full, and tried again
                 attempt += 1
@@ -70,11 +74,10 @@ class DelayedDeliveryStep(Step):
                 parent.worker.last_turn = time.monotonic()  # it waits for its broker: alive
                 stop.wait(pause_s)
 
-    def _declare_elsewhere(self, parent: Any, queues: list[Any]) -> None:
-        app = parent.app
+    @staticmethod
+    def _declare_elsewhere(app: Umbel, current: str, queues: list[Any]) -> None:
         # Nobody consumes there now: a queue that ends with its consumer would never end.
         lasting = [queue for queue in queues if not (queue.auto_delete or queue.exclusive)]
-        current = parent.connection.as_uri()
         for url in addresses(app.read_url):
             connection = app.connection(url)
             if connection.as_uri() == current:

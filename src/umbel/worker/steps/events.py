@@ -6,11 +6,15 @@ connection: what is told meanwhile waits in its buffer. It ends, flushed, when t
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from umbel.app.events.dispatcher import Dispatcher
 from umbel.app.events.stamper import Stamper
 from umbel.worker.blueprint import Step
+
+if TYPE_CHECKING:
+    from umbel.worker.consumer import Consumer
+    from umbel.worker.worker import Worker
 
 # How long the last events are tried to be sent; less when the broker seems to be gone.
 PATIENCE_S, LOST_PATIENCE_S = 2.0, 0.5
@@ -22,7 +26,7 @@ class EventsStep(Step):
     name = "Events"
     requires = ("Connection",)
 
-    def start(self, parent: Any) -> None:
+    def start(self, parent: Consumer) -> None:
         """Begin to tell; after a lost connection there is nothing to begin."""
         worker = parent.worker
         if worker.events is None:
@@ -35,19 +39,19 @@ class EventsStep(Step):
         worker.events.hurry()  # the broker is there
         worker.task_events.refresh()
 
-    def stop(self, parent: Any) -> None:
+    def stop(self, parent: Consumer) -> None:
         """Send what is left and end; a lost connection is no reason to."""
         worker = parent.worker
         if parent.lost and not worker.stop_wanted.is_set():
             return
         self._end(worker, LOST_PATIENCE_S if parent.lost else PATIENCE_S)
 
-    def terminate(self, parent: Any) -> None:
+    def terminate(self, parent: Consumer) -> None:
         """The same, with less patience."""
         self._end(parent.worker, LOST_PATIENCE_S)
 
     @staticmethod
-    def _end(worker: Any, patience_s: float) -> None:
+    def _end(worker: Worker, patience_s: float) -> None:
         events, worker.events = worker.events, None
         worker.task_events.refresh()
         if events is not None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from umbel.worker.blueprint import Step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from umbel.worker.consumer import Consumer
 
 
 class EvloopStep(Step):
@@ -15,17 +19,14 @@ class EvloopStep(Step):
     requires = ("Connection", "Tasks")
     last = True
 
-    loop: Callable[[Any], None] | None = None  # instead of the one that would be chosen
+    loop: Callable[[Consumer], None] | None = None  # instead of the one that would be chosen
 
-    def start(self, parent: Any) -> None:
-        """Consume until told to stop; raises when the connection is lost."""
-        loop = self.loop if self.loop is not None else self._choose(parent)
-        loop(parent)
-
-    @staticmethod
-    def _choose(parent: Any) -> Callable[[Any], None]:
+    def start(self, parent: Consumer) -> None:
+        """Consume until asked to stop; raises when the connection is lost."""
         # Here, because the loops know the step that consumes.
         from umbel.worker.loops import asynloop, synloop
 
+        assert parent.connection is not None
         evented = parent.connection.transport.implements.asynchronous
-        return asynloop if evented and not parent.worker.pool.green else synloop
+        chosen = asynloop if evented and not parent.worker.pool.green else synloop
+        (self.loop or chosen)(parent)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from umbel.broker.connections import driver
 from umbel.worker.blueprint import Step
 
 if TYPE_CHECKING:
     from umbel.app.umbel import Umbel
+    from umbel.worker.consumer import Consumer
     from umbel.worker.options import WorkerOptions
 
 logger = logging.getLogger("umbel.gossip")
@@ -28,7 +29,7 @@ class GossipStep(Step):
         """The switch."""
         return "--without-gossip" if options.without_gossip else ""
 
-    def start(self, parent: Any) -> None:
+    def start(self, parent: Consumer) -> None:
         """Listen; the thread outlives a lost connection of the consumer."""
         worker = parent.worker
         kind = driver(parent.connection)
@@ -37,7 +38,7 @@ class GossipStep(Step):
             return
         worker.gossip.start()
 
-    def stop(self, parent: Any) -> None:
+    def stop(self, parent: Consumer) -> None:
         """Listen no more, unless only the consumer's connection is gone."""
         worker = parent.worker
         if parent.lost and not worker.stop_wanted.is_set():

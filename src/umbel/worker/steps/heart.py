@@ -16,7 +16,9 @@ from umbel.worker.queue_watch import QueueWatch
 from umbel.worker.refused_input import malformed
 
 if TYPE_CHECKING:
+    from umbel.app.events.dispatcher import Dispatcher
     from umbel.app.umbel import Umbel
+    from umbel.worker.consumer import Consumer
     from umbel.worker.options import WorkerOptions
     from umbel.worker.worker import Worker
 
@@ -32,15 +34,15 @@ class HeartStep(Step):
     name = "Heart"
     requires = ("Events",)
 
-    def __init__(self, parent: Any, **options: Any) -> None:
-        self._beating: Any = None  # the dispatcher that beats for us
+    def __init__(self, parent: Consumer, **options: Any) -> None:
+        self._beating: Dispatcher | None = None  # the dispatcher that beats for us
 
     @classmethod
     def why_off(cls, app: Umbel, options: WorkerOptions) -> str:
         """The switch."""
         return "--without-heartbeat" if options.without_heartbeat else ""
 
-    def start(self, parent: Any) -> None:
+    def start(self, parent: Consumer) -> None:
         """Say that this node is there, and go on saying it."""
         worker, events = parent.worker, parent.worker.events
         if events is None or self._beating is events:
@@ -57,7 +59,7 @@ class HeartStep(Step):
         events.on_connected.append(lambda: events.send("worker-heartbeat", **fields()))
         events.beat(interval_s, fields)
 
-    def stop(self, parent: Any) -> None:
+    def stop(self, parent: Consumer) -> None:
         """Say good-bye, unless it is only the consumer's connection that is gone."""
         worker, events = parent.worker, self._beating
         if events is None or (parent.lost and not worker.stop_wanted.is_set()):

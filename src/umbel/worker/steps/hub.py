@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from kombu.asynchronous import Hub
 
 from umbel.worker.blueprint import Step
+
+if TYPE_CHECKING:
+    from umbel.worker.worker import Worker
 
 
 class HubStep(Step):
@@ -15,10 +18,10 @@ class HubStep(Step):
     name = "Hub"
     requires = ("Timer",)
 
-    def create(self, parent: Any) -> None:
+    def create(self, parent: Worker) -> None:
         """One hub for the life of the worker; its readers come and go with the connection."""
         parent.hub = Hub(timer=parent.timer)
 
-    def stop(self, parent: Any) -> None:
+    def stop(self, parent: Worker) -> None:
         """Let go of every descriptor."""
         parent.hub.close()

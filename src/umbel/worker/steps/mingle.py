@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from umbel.broker.connections import driver
 from umbel.worker.blueprint import Step
 
 if TYPE_CHECKING:
     from umbel.app.umbel import Umbel
+    from umbel.worker.consumer import Consumer
     from umbel.worker.options import WorkerOptions
 
 logger = logging.getLogger("umbel.mingle")
@@ -29,7 +30,7 @@ class MingleStep(Step):
         """The switch."""
         return "--without-mingle" if options.without_mingle else ""
 
-    def start(self, parent: Any) -> None:
+    def start(self, parent: Consumer) -> None:
         """Take over clocks and revocations; others that do not answer do not hold it up."""
         kind = driver(parent.connection)
         if kind not in TRANSPORTS:

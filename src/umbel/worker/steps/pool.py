@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from umbel.app.spans import flusher
 from umbel.worker.blueprint import Step
@@ -12,6 +12,7 @@ from umbel.worker.pools.base import PoolOptions, pool_class
 
 if TYPE_CHECKING:
     from umbel.app.umbel import Umbel
+    from umbel.worker.worker import Worker
 
 logger = logging.getLogger("umbel.worker")
 
@@ -27,7 +28,7 @@ class PoolStep(Step):
     name = "Pool"
     requires = ("Hub",)
 
-    def create(self, parent: Any) -> None:
+    def create(self, parent: Worker) -> None:
         """Choose the pool; nothing is forked or started yet."""
         self._ended = False
         plan, runner = parent.plan, parent.runner
@@ -42,19 +43,19 @@ class PoolStep(Step):
                 max_memory_per_child_kib=plan.max_memory_per_child_kib,
                 child_ending=last_words(parent.app),
                 loop=parent.inbox,
-                has_room=parent.deliveries.dispatch,
+                on_room=parent.deliveries.dispatch,
                 overdue=lambda: parent.inbox.post(parent.deliveries.reconsider),
                 proc_alive_timeout_s=parent.app.conf.worker_proc_alive_timeout,
             )
         )
 
-    def start(self, parent: Any) -> None:
+    def start(self, parent: Worker) -> None:
         """Begin to serve; a pool that has ended does not come back, so it gets a successor."""
         if self._ended:
             self.create(parent)
         parent.pool.start()
 
-    def stop(self, parent: Any) -> None:
+    def stop(self, parent: Worker) -> None:
         """Let running tasks end: the loop has seen to that, unless it lost its broker."""
         self._ended = True
         while not parent.pool.close_and_join(timeout_s=LOOK_S) and not parent.cold:
@@ -64,7 +65,7 @@ class PoolStep(Step):
         parent.pool.terminate()
         parent.inbox.run()
 
-    def terminate(self, parent: Any) -> None:
+    def terminate(self, parent: Worker) -> None:
         """Kill what runs."""
         self._ended = True
         parent.pool.terminate()

@@ -35,7 +35,7 @@ class StateDBStep(Step):
     name = "StateDB"
     requires = ("Pool",)
 
-    def __init__(self, parent: Any, **options: Any) -> None:
+    def __init__(self, parent: Worker, **options: Any) -> None:
         self._saver: Saver | None = None
 
     @classmethod
@@ -43,8 +43,9 @@ class StateDBStep(Step):
         """Off unless a file is named."""
         return "" if options.statedb or app.conf.worker_state_db else "no --statedb"
 
-    def create(self, parent: Any) -> None:
+    def create(self, parent: Worker) -> None:
         """Open the file and take over what it holds."""
+        assert parent.plan.statedb is not None
         statedb = StateDB.open(parent.plan.statedb)
         try:
             loaded = statedb.load(parent.revocations, parent.app.clock)
@@ -56,14 +57,15 @@ class StateDBStep(Step):
             "state file %s: %d revocations, clock %d", statedb.path, loaded.revoked, loaded.clock
         )
 
-    def start(self, parent: Any) -> None:
+    def start(self, parent: Worker) -> None:
         """Begin to save; what was stopped opens its file again."""
         if parent.statedb is None:
             self.create(parent)
+        assert parent.statedb is not None
         self._saver = Saver(parent, parent.statedb)
         self._saver.start()
 
-    def stop(self, parent: Any) -> None:
+    def stop(self, parent: Worker) -> None:
         """Save the clock and let go of the file."""
         saver, self._saver = self._saver, None
         statedb, parent.statedb = parent.statedb, None

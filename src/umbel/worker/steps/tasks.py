@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import logging
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
-from kombu import Consumer
+from kombu import Consumer as KombuConsumer
 
-from umbel.broker import delayed, leases
+from umbel.broker import delayed
 from umbel.broker.connections import driver
-from umbel.broker.messages import leave_compressed
+from umbel.broker.task_channel import TaskChannel, task_channel
 from umbel.worker.blueprint import Step
 from umbel.worker.delivery.prefetch import AMQP_WINDOW_MAX, Limit
+
+if TYPE_CHECKING:
+    from umbel.worker.consumer import Consumer
+    from umbel.worker.worker import Worker
 
 logger = logging.getLogger("umbel.consumer")
 
@@ -26,16 +30,19 @@ class TasksStep(Step):
     name = "Tasks"
     requires = ("Connection",)
 
-    def start(self, parent: Any) -> None:
+    def start(self, parent: Consumer) -> None:
         """Prepare to consume; the window is set first, so that the broker never sends too much."""
-        worker = parent.worker
-        channel = parent.channel = parent.connection.channel()
-        leave_compressed(channel)
-        _prepare(channel, parent)
-        worker.driver.connection_back(channel)
+        worker, connection = parent.worker, parent.connection
+        assert connection is not None
+        parent.channel = connection.channel()
+        channel = task_channel(parent.channel)
+        channel.leave_compressed()
+        # Where tasks run on the loop, one runs before the loop turns.
+        channel.take_tasks(worker.receiver, parent.ledger, acks_at_once=worker.pool.blocks_loop)
+        worker.driver.connection_back(parent.channel)
         worker.consumption.declare()
-        parent.tasks = Consumer(
-            channel,
+        parent.tasks = KombuConsumer(
+            parent.channel,
             queues=worker.consumption.queues,
             on_message=worker.receiver,
             on_decode_error=worker.receiver.undecodable,
@@ -43,88 +50,71 @@ class TasksStep(Step):
             no_ack=False,
             auto_declare=False,
         )
-        is_amqp = driver(parent.connection) == "amqp"
-        prefetch = worker.deliveries.prefetch
-        prefetch.window_max = AMQP_WINDOW_MAX if is_amqp else None
-        prefetch.forget_sent()
+        is_amqp = driver(connection) == "amqp"
+        worker.deliveries.prefetch.window_max = AMQP_WINDOW_MAX if is_amqp else None
+        worker.deliveries.prefetch.forget_sent()
         parent.limits_consumers = False
         self.apply_prefetch(parent)
-        self._keep_leases(parent)
+        self._keep_leases(worker, channel)
         worker.consumer_timeout.begin(parent)
 
     @staticmethod
-    def consume(parent: Any) -> None:
+    def consume(parent: Consumer) -> None:
         """Ask for messages: when the loop begins, so that a worker which is not ready has none."""
+        assert parent.tasks is not None
         parent.tasks.consume()
         parent.worker.consumption.report_consumed()
 
     @staticmethod
-    def _keep_leases(parent: Any) -> None:
-        """What we hold must not be given to somebody else because it takes long."""
-        channel, worker = parent.channel, parent.worker
-        term_s = leases.lease_s(channel)
-        if term_s is None:
-            return
+    def _keep_leases(worker: Worker, channel: TaskChannel) -> None:
+        """What we hold must not be given to another worker because it takes long."""
 
         def renew() -> None:
             held = worker.deliveries.unsettled()
-            leases.renew(channel, (one.message.delivery_tag for one in held))
+            channel.renew(one.message.delivery_tag for one in held)
 
-        worker.timer.call_repeatedly(min(term_s / 3, LEASE_RENEWAL_MAX_S), renew)
+        if channel.lease_s is not None:
+            interval_s = min(channel.lease_s / 3, LEASE_RENEWAL_MAX_S)
+            worker.timer.call_repeatedly(interval_s, renew)
 
     @staticmethod
-    def apply_prefetch(parent: Any) -> None:
+    def apply_prefetch(parent: Consumer) -> None:
         """Tell the broker how many messages we want at once."""
         prefetch = parent.worker.deliveries.prefetch
         # Messages that arrive while the broker is told may change the window again.
         while prefetch.is_due:
             prefetch.apply(partial(_ask_for, parent))
 
-    def stop(self, parent: Any) -> None:
+    def stop(self, parent: Consumer) -> None:
         """Consume no more and close the channel, which gives back what is not acknowledged."""
         tasks, parent.tasks = parent.tasks, None
         channel, parent.channel = parent.channel, None
         parent.worker.consumer_timeout.end()
         parent.worker.consumption.end()
         if parent.lost:
-            return  # there is nobody to say it to, and the answer could be waited for in vain
-        if hasattr(channel, "flush_acks"):
-            with contextlib.suppress(Exception):
-                channel.flush_acks()
+            return  # nobody is there to answer
+        closing = task_channel(channel)
+        with contextlib.suppress(Exception):
+            closing.flush_acks()
         if tasks is not None:
             with contextlib.suppress(Exception):
                 tasks.cancel()
         if channel is not None:
             with contextlib.suppress(Exception):
                 channel.close()
-            if getattr(channel, "is_lost", False):
-                parent.lost = True  # the other steps need not find out, one after the other
+        if closing.is_lost:
+            parent.lost = True  # the other steps need not find out, one after the other
 
 
-def _prepare(channel: Any, parent: Any) -> None:
-    """What channels are told that can do more than they must."""
-    if hasattr(channel, "auto_decode"):  # of bodies, on AMQP: who receives them takes bytes
-        channel.auto_decode = False
-    if hasattr(channel, "use"):
-        channel.use(parent.ledger)
-    if hasattr(channel, "receiver"):  # kombu's consumer would only pass them on
-        channel.receiver = parent.worker.receiver
-    if not parent.worker.inline:
-        if hasattr(channel, "gather_acks"):
-            channel.gather_acks()
-    elif hasattr(channel, "send_acks_at_once"):  # a task runs there before the loop turns
-        channel.send_acks_at_once()
-
-
-def _ask_for(parent: Any, limit: Limit) -> None:
+def _ask_for(parent: Consumer, limit: Limit) -> None:
     """Set how many messages may be here: for the channel, at any time, or for its consumers.
 
     Quorum queues accept limits of consumers only. These hold for consumers made later, so they are
     made anew; so they are when a limit of theirs is lifted.
     """
     tasks, prefetch = parent.tasks, parent.worker.deliveries.prefetch
-    if hasattr(parent.channel, "slack"):  # more than this many need not be here
-        parent.channel.slack = max(0, prefetch.base - prefetch.concurrency)
+    assert tasks is not None
+    task_channel(parent.channel).slack = max(0, prefetch.base - prefetch.concurrency)
     quorum = _any_quorum(parent)
     per_consumer = limit.per_consumer or quorum
     anew = per_consumer or parent.limits_consumers
@@ -148,6 +138,6 @@ def _ask_for(parent: Any, limit: Limit) -> None:
         )
 
 
-def _any_quorum(parent: Any) -> bool:
+def _any_quorum(parent: Consumer) -> bool:
     conf, queues = parent.app.conf, parent.app.queues
     return conf.worker_detect_quorum_queues and delayed.any_quorum(queues.consumed.values())

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING
 
 from kombu.asynchronous.timer import Timer
 
 from umbel.worker.blueprint import Step
+
+if TYPE_CHECKING:
+    from umbel.worker.worker import Worker
 
 logger = logging.getLogger("umbel.worker")
 
@@ -17,11 +20,11 @@ class TimerStep(Step):
 
     name = "Timer"
 
-    def create(self, parent: Any) -> None:
+    def create(self, parent: Worker) -> None:
         """One timer for the life of the worker."""
         parent.timer = Timer(on_error=_failed)
 
-    def stop(self, parent: Any) -> None:
+    def stop(self, parent: Worker) -> None:
         """Nothing happens later any more."""
         parent.timer.clear()
 

@@ -3,16 +3,15 @@
     consumer thread ── submit ──► FIFO ──► packets ──► child 1 (main thread: run, run, run …)
       calls of watchers            ▲  └──► packets ──► child 2
            ▲                       │                      │
-           └── keeper ◄── frames: accepted, finished ─────┘
+           └ supervisor ◄── frames: accepted, finished ───┘
       deadlines, signals, waitpid, fork
 
-- `pool`    the public face
-- `keeper`  a thread: hears the children, sees to limits and deaths, forks
-- `roster`  who has which order, and who gets the next one
-- `nursery` forks children, with back-off when they die at birth
-- `child`   the parent's view of one child: what it holds, its pipes, its signals
-- `frames`  what goes over the pipes
-- `inside`  what happens in the child process
+- `pool`        the `Pool` interface
+- `supervisor`  a thread: hands out orders, reads reports, notices limits and deaths
+- `forker`      forks children, with back-off when they die at start
+- `child`       one child as the parent sees it: what it holds, its pipes, its signals
+- `frames`      what goes over the pipes
+- `child_loop`  what runs in the child process
 
 **No lock is shared between processes**, so a child may be killed at any moment without harm to
 the others. Orders go to a child in packets (SOCK_SEQPACKET), many at once if they are short, as far
@@ -25,9 +24,9 @@ another one has orders to spare, and ending a child for one order hits no other.
 order. When it dies, the one order accepted and unfinished is lost (or over its limit, or
 cancelled); those unaccepted never ran and go to another child.
 
-**One thread forks, waits and reports** (the keeper). The kernel ties a child's life to the thread
-that forked it (PR_SET_PDEATHSIG), and a process number is ours only until waitpid, so signals and
-waitpid are under one lock.
+**One thread forks, waits and reports** (the supervisor's). The kernel ties a child's life to the
+thread that forked it (PR_SET_PDEATHSIG), and a process number is ours only until waitpid, so
+signals and waitpid are under one lock.
 
 Needs Linux: SOCK_SEQPACKET, and pidfd where there is one (else children are looked after by EOF
 and a slow sweep).

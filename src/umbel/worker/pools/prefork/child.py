@@ -7,17 +7,16 @@ the `held` of exactly one child or in the pool's FIFO, from submit to its final 
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import signal
 import socket
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from time import monotonic
 
-from umbel.worker.orders import Order, encode_order, portable
 from umbel.worker.pools.base import Watcher
-from umbel.worker.pools.prefork import frames, inside
+from umbel.worker.pools.prefork import child_loop, frames
 
 _READ_BYTES = 256 * 1024
 # A child rings when it begins an order that is so far behind the one it runs when it is given: the
@@ -25,52 +24,25 @@ _READ_BYTES = 256 * 1024
 _RINGS_AT = frozenset({0, 2, 8, 24})
 
 
-class Job:
+@dataclass(slots=True, eq=False)
+class WorkItem:
     """One order on its way through the pool."""
 
-    __slots__ = (
-        "began",
-        "bulky",
-        "cancelled",
-        "cost_s",
-        "data",
-        "hard_at",
-        "hard_s",
-        "order_id",
-        "over_limit",
-        "rings",
-        "seq",
-        "soft_at",
-        "soft_s",
-        "struck",
-        "watcher",
-    )
-
-    def __init__(
-        self,
-        seq: int,
-        order: Order,
-        watcher: Watcher,
-        soft_s: float | None,
-        hard_s: float | None,
-        cost_s: float,
-    ) -> None:
-        self.seq = seq
-        self.order_id = order.id
-        self.watcher = watcher
-        self.soft_s = soft_s
-        self.hard_s = hard_s
-        self.cost_s = cost_s  # how long it may keep a child, as far as anybody knows
-        self.data = encode_order(order if order.decoded is None else portable(order))
-        # Needs several packets, so it cannot be taken back.
-        self.bulky = len(self.data) > frames.PACKET_PAYLOAD_BYTES_MAX
-        self.began: float | None = None  # monotonic, once accepted
-        self.soft_at: float | None = None  # monotonic, once accepted
-        self.hard_at: float | None = None
-        self.rings = False  # its child says so when it begins
-        self.over_limit = False  # its child was killed for the hard limit
-        self.cancelled: int | None = None  # the signal asked for
-        self.struck = False  # that signal was sent
+    seq: int
+    order_id: str
+    watcher: Watcher
+    soft_s: float | None
+    hard_s: float | None
+    cost_s: float  # how long it may keep a child, as far as anybody knows
+    data: bytes
+    bulky: bool  # needs several packets, so it cannot be taken back
+    began: float | None = None  # monotonic, once accepted
+    soft_at: float | None = None  # monotonic, once accepted
+    hard_at: float | None = None
+    rings: bool = False  # its child rings when it begins
+    over_limit: bool = False  # its child was killed for the hard limit
+    cancelled: int | None = None  # the signal asked for
+    signalled: bool = False  # that signal was sent
 
     @property
     def is_special(self) -> bool:
@@ -92,44 +64,31 @@ class Job:
 class Child:
     """One child process, alive or not yet waited for."""
 
-    def __init__(
-        self,
-        pid: int,
-        near: socket.socket,
-        results_fd: int,
-        bell_fd: int,
-        tokens_fd: int,
-        cell: mmap.mmap,
-        cpu: int | None = None,
-    ) -> None:
+    def __init__(self, pid: int, link: frames.Link, cpu: int | None = None) -> None:
         self.pid = pid
+        self.near, self.results_fd, self.bell_fd, self._tokens_fd, self._cell = link
         self.cpu = cpu  # that it is bound to
         self.born = monotonic()
         self.pidfd = _pidfd(pid)
-        self.near = near
-        self.results_fd = results_fd
-        self.bell_fd = bell_fd
         self.results_open = True
         self.heard_at = 0.0  # monotonic: when it was last listened to because it rang
         self.look_at: float | None = None  # monotonic: what it says unrung it has said by then
-        self.held: dict[int, Job] = {}  # by sequence number, in the order sent
+        self.held: dict[int, WorkItem] = {}  # by sequence number, in the order sent
         self.load_s = 0.0  # the cost of all that it holds
-        self.running: Job | None = None  # the one that it has accepted
+        self.running: WorkItem | None = None  # the one that it has accepted
         self.ready = False
         self.leaving = False  # gets no more orders and will exit
         self.full = False  # its socket is; until it says something
         self.started_any = False
         self.reaped = False
         self.served = 0
-        self._tokens_fd = tokens_fd
-        self._cell = cell
         self._epoch = 0
         self._reader = frames.FrameReader()
-        self._given: list[Job] = []  # held, and yet to be sent
+        self._given: list[WorkItem] = []  # held, and yet to be sent
         self._outbox: deque[bytes] = deque()  # of a bulky order, or a word of what is taken back
         self._hangs_up = False
-        near.setblocking(False)
-        os.set_blocking(results_fd, False)
+        self.near.setblocking(False)
+        os.set_blocking(self.results_fd, False)
 
     @property
     def unbegun(self) -> int:
@@ -165,29 +124,29 @@ class Child:
             return not self._bulky_ahead()
         return running.cancelled is None  # else a signal is on its way: wait and see
 
-    def give(self, job: Job) -> None:
+    def give(self, item: WorkItem) -> None:
         """The order is this child's now; `send` tells it, for a bulky one this does."""
-        job.rings = len(self.held) in _RINGS_AT
-        self.held[job.seq] = job
-        self.load_s += job.cost_s
-        if job.bulky:
-            self._outbox.extend(frames.packets(job.seq, job.data))
+        item.rings = len(self.held) in _RINGS_AT
+        self.held[item.seq] = item
+        self.load_s += item.cost_s
+        if item.bulky:
+            self._outbox.extend(frames.packets(item.seq, item.data))
             self._add_tokens(1)
             self.write_on()
         else:
-            self._given.append(job)
+            self._given.append(item)
 
-    def send(self) -> list[Job]:
+    def send(self) -> list[WorkItem]:
         """Send what it was given; what does not fit is not its own any more, and returned."""
         given = self._given
         while given:
             size = count = 0
-            for job in given:
-                size += len(job.data) + frames.ORDER_HEADER_BYTES
+            for item in given:
+                size += len(item.data) + frames.ORDER_HEADER_BYTES
                 if count and size > frames.PACKET_PAYLOAD_BYTES_MAX:
                     break
                 count += 1
-            packed = frames.packet((job.seq, job.rings, job.data) for job in given[:count])
+            packed = frames.packet((item.seq, item.rings, item.data) for item in given[:count])
             try:
                 self.near.send(packed)
             except OSError:  # full; or broken, and then waitpid will tell
@@ -200,32 +159,32 @@ class Child:
     def _add_tokens(self, count: int) -> None:
         os.eventfd_write(self._tokens_fd, count)
 
-    def _take_given(self, count: int) -> list[Job]:
+    def _take_given(self, count: int) -> list[WorkItem]:
         taken = self._given[len(self._given) - count :]
         del self._given[len(self._given) - count :]
-        for job in taken:
-            self.drop(job.seq)
+        for item in taken:
+            self.drop(item.seq)
         return taken
 
-    def begin(self, seq: int, when: float) -> Job:
+    def begin(self, seq: int, when: float) -> WorkItem:
         """It has begun this order."""
-        job = self.running = self.held[seq]
+        item = self.running = self.held[seq]
         self.started_any = True
-        job.begin(when)
-        return job
+        item.begin(when)
+        return item
 
-    def end(self, seq: int) -> Job:
+    def end(self, seq: int) -> WorkItem:
         """It is through with this order."""
-        job = self.drop(seq)
+        item = self.drop(seq)
         self.running = None
         self.served += 1
-        return job
+        return item
 
-    def drop(self, seq: int) -> Job:
+    def drop(self, seq: int) -> WorkItem:
         """Forget an order that it does not hold any more."""
-        job = self.held.pop(seq)
-        self.load_s = self.load_s - job.cost_s if self.held else 0.0
-        return job
+        item = self.held.pop(seq)
+        self.load_s = self.load_s - item.cost_s if self.held else 0.0
+        return item
 
     def write_on(self) -> None:
         """Write what the socket takes."""
@@ -234,7 +193,7 @@ class Child:
                 self.near.send(self._outbox[0])
                 if frames.is_void(self._outbox.popleft()):
                     self._epoch += 1
-                    inside.EPOCH.pack_into(self._cell, inside.EPOCH_AT, self._epoch)
+                    child_loop.EPOCH.pack_into(self._cell, child_loop.EPOCH_AT, self._epoch)
         except BlockingIOError:
             return
         except OSError:
@@ -242,33 +201,33 @@ class Child:
         if self._hangs_up:
             self.hang_up()
 
-    def take_back(self, count: int) -> list[Job]:
+    def take_back(self, count: int) -> list[WorkItem]:
         """Up to `count` orders that it has not begun, the newest, in their order; they are no
         longer its own."""
         if self._bulky_ahead():
             return []
-        jobs = self._take_given(min(count, len(self._given)))
+        items = self._take_given(min(count, len(self._given)))
         taken = 0
         with contextlib.suppress(BlockingIOError):
-            while taken < count - len(jobs):
+            while taken < count - len(items):
                 os.eventfd_read(self._tokens_fd)
                 taken += 1
         if not taken:
-            return jobs
+            return items
         # Without tokens it begins nothing, and until this is written it gets none.
         self._outbox.append(frames.void(taken))
         self.write_on()
         sent = list(self.held)[-taken:]
-        return [self.drop(seq) for seq in sent] + jobs
+        return [self.drop(seq) for seq in sent] + items
 
-    def let_go(self) -> list[Job]:
+    def let_go(self) -> list[WorkItem]:
         """The orders of a child that will never begin them."""
-        jobs = list(self.held.values())
+        items = list(self.held.values())
         self.held.clear()
         self.load_s = 0.0
         self._given.clear()
         self._outbox.clear()
-        return jobs
+        return items
 
     def hang_up(self) -> None:
         """No more orders: it exits once it has read what was sent."""
@@ -301,7 +260,7 @@ class Child:
     def listened(self, now: float) -> None:
         """Whoever listens to it says so before: it need not ring for a while."""
         self.heard_at = now
-        inside.HEARD.pack_into(self._cell, inside.HEARD_AT, now)
+        child_loop.HEARD.pack_into(self._cell, child_loop.HEARD_AT, now)
 
     def signal(self, signum: int) -> None:
         """Send a signal; never to a number that is no longer this child's."""
@@ -313,10 +272,10 @@ class Child:
             else:
                 os.kill(self.pid, signum)
 
-    def strike_soft(self, job: Job) -> None:
+    def raise_soft(self, item: WorkItem) -> None:
         """Raise the soft limit's exception in that order, if it still runs."""
-        inside.CELL.pack_into(self._cell, 0, job.seq)
-        self.signal(inside.SOFT_SIGNAL)
+        child_loop.CELL.pack_into(self._cell, 0, item.seq)
+        self.signal(child_loop.SOFT_SIGNAL)
 
     def reap(self) -> str | None:
         """Why it died, once; None while it lives."""
@@ -350,8 +309,8 @@ class Child:
         """A bulky order was sent and not accepted yet (it is then the only one held)."""
         if self.running is not None or len(self.held) != 1:
             return False
-        (job,) = self.held.values()
-        return job.bulky
+        (item,) = self.held.values()
+        return item.bulky
 
 
 def _pidfd(pid: int) -> int | None:

@@ -20,9 +20,11 @@ waits for the pipe: writing to it wakes no one. The child rings a bell where tha
 
 from __future__ import annotations
 
+import mmap
+import socket
 import struct
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 # Well below the 208 KiB that a Unix socket buffers by default, so that several fit.
 PACKET_PAYLOAD_BYTES_MAX = 60_000
@@ -44,6 +46,16 @@ READY = 1  # the child is up
 ACCEPTED = 2  # payload: monotonic time
 FINISHED = 3  # payload: outcome
 FINISHED_LAST = 4  # the same, and the child leaves: it will accept nothing more
+
+
+class Link(NamedTuple):
+    """One side's ends of everything that connects parent and child."""
+
+    orders: socket.socket
+    results_fd: int
+    bell_fd: int
+    tokens_fd: int
+    cell: mmap.mmap
 
 
 # Kind, sequence number, and the payload: of `ACCEPTED` the time, of others bytes.

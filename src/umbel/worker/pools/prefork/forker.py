@@ -19,24 +19,25 @@ from time import monotonic
 
 from umbel.exceptions import ImproperlyConfigured
 from umbel.worker.pools.base import PoolOptions, logger
-from umbel.worker.pools.prefork import inside
+from umbel.worker.pools.prefork import child_loop
 from umbel.worker.pools.prefork.child import Child
+from umbel.worker.pools.prefork.frames import Link
 
 _YOUNG_S = 1.0
 _DELAY_S_MIN = 0.1
 _DELAY_S_MAX = 10.0
 
 
-class Nursery:
-    """Brings up children for one pool; used by the keeper thread only."""
+class Forker:
+    """Forks children for one pool; used by the supervisor's thread only."""
 
     def __init__(self, options: PoolOptions) -> None:
         self._options = options
         self._failures = 0
         self._reasons: set[str] = set()
-        self.not_before = 0.0  # monotonic: no birth until then
+        self.not_before = 0.0  # monotonic: no fork until then
 
-    def birth(self, siblings: Collection[Child]) -> Child | None:
+    def fork(self, siblings: Collection[Child]) -> Child | None:
         """Fork a child; None when the system refused, which counts as a failed start."""
         taken = Counter(child.cpu for child in siblings)
         cpu = min(self._options.cpus, key=taken.__getitem__, default=None)
@@ -82,7 +83,7 @@ def fork_child(options: PoolOptions, cpu: int | None = None) -> Child:
     results_fd, write_fd = os.pipe()
     bell_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
     tokens_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
-    cell = mmap.mmap(-1, inside.CELL_BYTES)
+    cell = mmap.mmap(-1, child_loop.CELL_BYTES)
     parent_pid = os.getpid()
     try:
         pid = _fork()
@@ -93,16 +94,17 @@ def fork_child(options: PoolOptions, cpu: int | None = None) -> Child:
             os.close(fd)
         raise
     if pid == 0:
-        inside.live(options, parent_pid, far, write_fd, bell_fd, tokens_fd, cell, cpu)
+        ends = Link(far, write_fd, bell_fd, tokens_fd, cell)
+        child_loop.run_child(options, parent_pid, ends, cpu)
     os.close(write_fd)
     far.close()
-    return Child(pid, near, results_fd, bell_fd, tokens_fd, cell, cpu)
+    return Child(pid, Link(near, results_fd, bell_fd, tokens_fd, cell), cpu)
 
 
 def _fork() -> int:
     """Fork with signals held back, so that none reaches the parent's handlers in the child."""
     with warnings.catch_warnings():
-        # Newer Pythons warn of forking beside threads; `inside` is written for that.
+        # Newer Pythons warn of forking beside threads; `child_loop` is written for that.
         warnings.simplefilter("ignore", DeprecationWarning)
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:

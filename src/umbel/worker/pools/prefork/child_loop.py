@@ -7,7 +7,7 @@ closed: objects of the parent still own those numbers, and closing such an objec
 close whatever had got its number. So the broker's connection of a parent that was killed
 closes with the parent, and its messages are delivered again.
 
-What the child says goes into a pipe that nobody waits for; a bell (an eventfd) wakes the parent,
+What the child sends goes into a pipe that nobody waits for; a bell (an eventfd) wakes the parent,
 and that is what costs. The child rings before it waits for orders, when an order begins that the
 parent has marked, and when it has not rung or been listened to for `QUIET_S`. So the parent learns
 of an order that begins unrung by looking into the pipe once, a while after it has listened.
@@ -23,7 +23,6 @@ import ctypes
 import gc
 import importlib
 import logging
-import mmap
 import os
 import select
 import signal
@@ -42,6 +41,7 @@ from umbel.exceptions import SoftTimeLimitExceeded
 from umbel.worker.orders import Outcome, decode_order, encode_outcome
 from umbel.worker.pools.base import PoolOptions, failure_of, logger, soft_limit_disarmer
 from umbel.worker.pools.prefork import frames
+from umbel.worker.pools.prefork.frames import Link
 
 # Memory that is shared with the parent: the order that a soft limit is meant for, the epoch (see
 # `frames`), and when the parent last listened.
@@ -59,16 +59,7 @@ QUIET_S = 0.008
 _PR_SET_PDEATHSIG = 1
 
 
-def live(
-    options: PoolOptions,
-    parent_pid: int,
-    orders: socket.socket,
-    results_fd: int,
-    bell_fd: int,
-    tokens_fd: int,
-    cell: mmap.mmap,
-    cpu: int | None,
-) -> NoReturn:
+def run_child(options: PoolOptions, parent_pid: int, link: Link, cpu: int | None) -> NoReturn:
     """Be a pool child; never returns into the code of the parent."""
     code = EXIT_START_FAILED
     try:
@@ -76,13 +67,14 @@ def live(
         if cpu is not None:
             _bind(cpu)
         _forget_begun_imports()
-        desk = _Desk(options, orders, results_fd, bell_fd, tokens_fd, cell)
-        _reset_signals(desk)
-        _let_go({0, 1, 2, orders.fileno(), results_fd, bell_fd, tokens_fd, *_log_files()})
+        loop = _ChildLoop(options, link)
+        _reset_signals(loop)
+        descriptors = (link.orders.fileno(), link.results_fd, link.bell_fd, link.tokens_fd)
+        _let_go({0, 1, 2, *descriptors, *_log_files()})
         _become_main_thread()
         gc.freeze()  # what was inherited is neither ours to collect nor worth scanning
         options.child_started()
-        desk.serve()
+        loop.run()
         options.child_ending()
         code = 0
     except (BrokenPipeError, ConnectionError):
@@ -110,33 +102,21 @@ def _forget_begun_imports() -> None:
         getattr(bootstrap, table, {}).clear()
 
 
-class _Desk:
-    """Reads orders, runs them, writes what became of them."""
+class _ChildLoop:
+    """Reads orders, runs them, sends their outcomes."""
 
-    def __init__(
-        self,
-        options: PoolOptions,
-        orders: socket.socket,
-        results_fd: int,
-        bell_fd: int,
-        tokens_fd: int,
-        cell: mmap.mmap,
-    ) -> None:
+    def __init__(self, options: PoolOptions, link: Link) -> None:
         self._options = options
-        self._orders = orders
-        self._results_fd = results_fd
-        self._bell_fd = bell_fd
+        self._orders, self._results_fd, self._bell_fd, self._tokens_fd, self._cell = link
         self._rang = 0.0  # monotonic
-        self._cell = cell
         self._armed = 0  # sequence number that a soft limit may strike, 0 for none
-        self._tokens_fd = tokens_fd
         self._waiting: deque[tuple[int, bool, bytes]] = deque()  # read, and not begun
         self._epoch = 0
         self._unsent = bytearray()
         self._pid = os.getpid()
         self._left = options.max_tasks_per_child or 0
 
-    def serve(self) -> None:
+    def run(self) -> None:
         """Run orders until the parent wants no more, or a limit of this child is reached."""
         soft_limit_disarmer.set(self.disarm)
         os.set_blocking(self._results_fd, False)
@@ -163,7 +143,7 @@ class _Desk:
         self._flush()
         self._ring()
 
-    def strike(self, signum: int, frame: FrameType | None) -> None:
+    def raise_soft_limit(self, signum: int, frame: FrameType | None) -> None:
         """The soft limit's signal: raise in the order it is meant for, once."""
         if self._armed and CELL.unpack_from(self._cell)[0] == self._armed:
             self._armed = 0
@@ -296,7 +276,7 @@ def _bind(cpu: int) -> None:
         logger.warning("pool process %d is not bound to CPU %d: %s", os.getpid(), cpu, exc)
 
 
-def _reset_signals(desk: _Desk) -> None:
+def _reset_signals(loop: _ChildLoop) -> None:
     signal.set_wakeup_fd(-1)
     for signum in signal.valid_signals():
         if callable(signal.getsignal(signum)):
@@ -304,7 +284,7 @@ def _reset_signals(desk: _Desk) -> None:
     for signum in IGNORED_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(SOFT_SIGNAL, desk.strike)
+    signal.signal(SOFT_SIGNAL, loop.raise_soft_limit)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
