@@ -18,7 +18,7 @@ from msgspec import structs
 
 from tests.sizes import size
 from umbel.wire.tasks import TaskHeader
-from umbel.worker.orders import Order
+from umbel.worker.jobs import Job
 from umbel.worker.prefetch import Prefetch
 from umbel.worker.request import Request
 from umbel.worker.salvage import Key, Salvage
@@ -131,8 +131,8 @@ class Worker:
         if message.redelivered and self.salvage.adopt(message, header):
             return None
         strategy: Any = SimpleNamespace(worker=self, acks_late=header.id.startswith("late"))
-        order = Order(header.id, header.task, {}, b"", "", "")
-        return Request(strategy, message, header, order)
+        job = Job(header.id, header.task, {}, b"", "", "")
+        return Request(strategy, message, header, job)
 
     def receive(self) -> None:
         request = self.take()

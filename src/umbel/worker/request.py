@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from umbel.app.context import Context
     from umbel.wire.tasks import TaskHeader
-    from umbel.worker.orders import Order, Outcome
+    from umbel.worker.jobs import Job, JobResult
     from umbel.worker.strategy import Strategy
 
 logger = logging.getLogger("umbel.request")
@@ -58,9 +58,9 @@ class Request:
         "eta",
         "expires",
         "header",
+        "job",
         "message",
         "name",
-        "order",
         "owed",
         "pid",
         "queue",
@@ -72,12 +72,12 @@ class Request:
         "worker",
     )
 
-    def __init__(self, strategy: Strategy, message: Any, header: TaskHeader, order: Order) -> None:
+    def __init__(self, strategy: Strategy, message: Any, header: TaskHeader, job: Job) -> None:
         self.strategy = strategy
         self.worker = strategy.worker
         self.message = message
         self.header = header
-        self.order = order
+        self.job = job
         self.name = header.shadow or header.task
         self.era = 0  # of the prefetch window, while it waits
         self.eta: datetime | None = None
@@ -102,7 +102,7 @@ class Request:
 
     def context(self) -> Context:
         """The request as duties outside of the pool see it; without body where it is bad."""
-        return self.worker.runner.open_or_empty(self.order, self.header)
+        return self.worker.runner.open_or_empty(self.job, self.header)
 
     # -- settling ----------------------------------------------------------------------
 
@@ -182,12 +182,12 @@ class Request:
         self.worker.tally.active[id(self)] = self
         self._began(pid, when)
 
-    def ran(self, pid: int, when: float, outcome: Outcome) -> None:
+    def ran(self, pid: int, when: float, result: JobResult) -> None:
         """Execution began, and ended by itself."""
         try:
             self._began(pid, when)
         finally:
-            self.finished(outcome)
+            self.finished(result)
 
     def _began(self, pid: int, when: float) -> None:
         self.pid, self.accepted_at = pid, when
@@ -200,49 +200,49 @@ class Request:
         if not self.strategy.acks_late:
             self.ack()
 
-    def finished(self, outcome: Outcome) -> None:
+    def finished(self, result: JobResult) -> None:
         """Execution ended by itself."""
         worker = self.worker
         try:
-            self.strategy.took(outcome.runtime_s)
-            if outcome.clock > worker.app.clock.value:
-                worker.app.clock.adjust(outcome.clock)
+            self.strategy.took(result.runtime_s)
+            if result.clock > worker.app.clock.value:
+                worker.app.clock.adjust(result.clock)
             if worker.task_events.on:
-                worker.task_events.finished(self, outcome)
+                worker.task_events.finished(self, result)
             if worker.metrics is not None:
-                worker.metrics.finished(self, outcome.state, outcome.runtime_s)
-            self._answer(outcome)
+                worker.metrics.finished(self, result.state, result.runtime_s)
+            self._answer(result)
         finally:
             worker.released(self)
 
-    def _answer(self, outcome: Outcome) -> None:
-        """Settle the message as the outcome says."""
-        state = outcome.state
+    def _answer(self, result: JobResult) -> None:
+        """Settle the message as the result says."""
+        state = result.state
         if state == "SUCCESS":
             self.ack()
             if logger.isEnabledFor(logging.INFO):
                 logger.info(
                     "Task %s[%s] succeeded in %.6fs: %s",
-                    self.name, self.id, outcome.runtime_s, outcome.text,
+                    self.name, self.id, result.runtime_s, result.text,
                 )  # fmt: skip
         elif state == "FAILURE":
             self.settle_failure()
             logger.error(
                 "Task %s[%s] raised unexpected: %s\n%s",
-                self.name, self.id, outcome.text, outcome.traceback,
+                self.name, self.id, result.text, result.traceback,
             )  # fmt: skip
         elif state == "RETRY":
             self.ack()
-            logger.info("Task %s[%s] retry: %s", self.name, self.id, outcome.text)
+            logger.info("Task %s[%s] retry: %s", self.name, self.id, result.text)
         elif state == "IGNORED":
             self.ack()
             logger.info("Task %s[%s] ignored", self.name, self.id)
         elif state == "REJECTED":
-            self.reject(outcome.requeue)
-            logger.warning("Task %s[%s] rejected: %s", self.name, self.id, outcome.text)
+            self.reject(result.requeue)
+            logger.warning("Task %s[%s] rejected: %s", self.name, self.id, result.text)
         else:
-            assert state == UNDECODABLE, f"unknown outcome {state!r}"
-            refusal = Refusal(outcome.detail, outcome.text)
+            assert state == UNDECODABLE, f"unknown result {state!r}"
+            refusal = Refusal(result.detail, result.text)
             self.worker.receiver.refuse(self.message, refusal, request=self)
 
     def _end(self, how: Callable[..., None], *said: Any) -> None:
@@ -285,7 +285,7 @@ class Request:
         elif self.worker.metrics is not None:
             self.worker.metrics.finished(self, "CANCELLED")
 
-    # -- outcomes without an execution -------------------------------------------------
+    # -- results without an execution -------------------------------------------------
 
     def revoke(self, why: str, signum: int | None = None) -> None:
         """Store REVOKED (`revoked`, `expired` or `terminated`) and acknowledge."""

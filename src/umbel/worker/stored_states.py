@@ -130,7 +130,7 @@ class StoredStates:
 
 
 def _is_read(request: Request) -> bool:
-    if request.eta is None and not request.order.redelivered:
+    if request.eta is None and not request.job.redelivered:
         return False
     return request.strategy.keeps_result(request.header)
 

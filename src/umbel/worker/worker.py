@@ -226,13 +226,13 @@ class Worker:
         self._dispatching = True
         refused: list[tuple[Request, str]] = []
         try:
-            self.pool.fill(self._orders(refused))
+            self.pool.fill(self._jobs(refused))
         finally:
             self._dispatching = False
             for request, why in refused:
                 request.strategy.discard(request, why)
 
-    def _orders(self, refused: list[tuple[Request, str]]) -> Iterator[Submission]:
+    def _jobs(self, refused: list[tuple[Request, str]]) -> Iterator[Submission]:
         """What is ready, one after the other as the pool asks for it.
 
         What was revoked, or has expired, while it waited is not among it: to be answered later.
@@ -242,20 +242,20 @@ class Worker:
         told = measured or logs_results()
         while ready and not self.stop_wanted.is_set():
             request = ready.popleft()
-            strategy, header, order = request.strategy, request.header, request.order
+            strategy, header, job = request.strategy, request.header, request.job
             if revocations.any or request.expires is not None:
                 why = strategy.objection(request)
                 if why is not None:
                     refused.append((request, why))
                     continue
-            order.clock = forward()
-            order.told = told
+            job.clock = forward()
+            job.told = told
             if measured:
-                order.measured = strategy.tells
+                job.measured = strategy.tells
             self._in_pool += 1
             self.tally.by_task[header.task] += 1
             soft_s, hard_s = strategy.limits(header)
-            yield order, request, soft_s, hard_s, strategy.typical_s
+            yield job, request, soft_s, hard_s, strategy.typical_s
 
     def released(self, request: Request) -> None:
         """The pool is done with the request."""
@@ -336,7 +336,7 @@ class Worker:
     def take_waiting(self, requests: Sequence[Request]) -> list[Request]:
         """Those of these requests that nothing works on; but for timers they wait no longer.
 
-        The others are in the pool, or their outcome is being stored.
+        The others are in the pool, or their result is being stored.
         """
         active = self.tally.active
         chosen = {id(one): one for one in requests if id(one) not in active and not one.void}

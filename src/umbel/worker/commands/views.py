@@ -19,7 +19,7 @@ SCHEDULE_PRIORITY = 6
 
 def info(request: Request, *, safe: bool = False) -> dict[str, Any]:
     """One request; with `safe` its arguments are texts."""
-    header, order = request.header, request.order
+    header, job = request.header, request.job
     args, kwargs = _arguments(request, safe)
     return {
         "id": header.id,
@@ -30,7 +30,7 @@ def info(request: Request, *, safe: bool = False) -> dict[str, Any]:
         "hostname": request.worker.plan.hostname,
         "time_start": _started_at(request),
         "acknowledged": request.settled,
-        "delivery_info": order.delivery_info,
+        "delivery_info": job.delivery_info,
         "worker_pid": request.pid,
     }
 
@@ -39,7 +39,7 @@ def _arguments(request: Request, safe: bool) -> tuple[Any, Any]:
     header = request.header
     rules = request.strategy.redaction
     try:
-        body = request.worker.runner.open(request.order)[1]
+        body = request.worker.runner.open(request.job)[1]
     except Refusal:
 
         def refuse() -> tuple[Any, Any]:
