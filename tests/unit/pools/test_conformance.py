@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.unit.pools.bench import WAIT_S, Bench, Recorder, wait_until
+from tests.unit.pools.conftest import StartBench
 from umbel.worker.pools.base import PoolClosed
 
 pytestmark = pytest.mark.timeout(60)
@@ -50,6 +51,35 @@ def test_the_concurrency_is_reached_and_not_exceeded(bench: Bench) -> None:
     assert len(running) <= size
     bench.go()
     assert all(recorder.result.state == "SUCCESS" for recorder in recorders)
+
+
+def test_it_takes_as_many_as_it_has_room_for_and_asks_for_more_when_some_have_ended(
+    kind: str, start_bench: StartBench
+) -> None:
+    room = threading.Event()
+    bench = start_bench(kind, on_room=room.set)
+    if bench.pool.blocks_loop:  # it runs one after the other meanwhile
+        assert all(one.finals for one in bench.fill([bench.job("echo") for _ in range(3)], None))
+        return
+    offered = iter([bench.job("hold") for _ in range(bench.pool.size + 3)])
+    taken: list[Recorder] = []
+
+    def is_full() -> bool:
+        taken.extend(bench.fill(offered, None))
+        return len(taken) >= bench.pool.size
+
+    wait_until(is_full, "a full pool")
+    assert len(taken) == bench.pool.size
+    assert not bench.pool.has_room()
+    assert bench.fill(offered, None) == []
+    bench.go()
+    assert all(one.succeeded for one in taken)
+    assert room.wait(WAIT_S)
+    wait_until(bench.pool.has_room, "room")
+    assert bench.fill(offered, None)[0].succeeded
+    assert bench.pool.close_and_join(WAIT_S)
+    assert not bench.pool.has_room()
+    assert bench.fill(offered, None) == []
 
 
 def test_a_soft_limit_is_raised_inside_and_can_be_caught(bench: Bench) -> None:

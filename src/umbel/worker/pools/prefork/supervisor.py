@@ -468,7 +468,7 @@ class Supervisor:
             ends = self.terminated or (self.closing and not self.queue)
             over = ends and not self.children
         if self._loop is None:
-            self._make_calls()
+            self._call_watchers()
         elif self._calls:
             self._loop.post(self._call_watchers)
         if overdue:
