@@ -75,7 +75,7 @@ class Heard:
     pid: int
     inc: int = 0
     cver: int = OWN_CVER
-    stands: bool = True  # it may be a word for Celery's workers only; see `Gossip._decline`
+    stands: bool = True  # it may be a word for Celery's workers only; see `cluster.node`
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,6 +218,11 @@ class Mingle:
     # -- questions ---------------------------------------------------------------------
 
     @property
+    def all_answered(self) -> bool:
+        """Whether everybody that is expected has answered; False where nobody knows whom."""
+        return self._expected is not None and not self._silent()
+
+    @property
     def busy(self) -> bool:
         """Whether `Done` is still to come."""
         return self._begun_at is not None
@@ -379,18 +384,19 @@ class Mingle:
     def _done(self, now: float) -> list[Effect]:
         if self._begun_at is None:
             return []
-        expected = self._expected
-        silent = tuple(one for one in expected or () if one not in self._answered)
         self._window_over = now >= self._begun_at + self._window_s
         if now < self._begun_at + self._limit_s:
-            if (expected is None or silent) and not self._window_over:
+            if not self.all_answered and not self._window_over:
                 return []
             if self._exchange is not None:
                 return []
         self._begun_at = None
         if self._exchange is None:
             self._digests.clear()
-        return [Done(tuple(self._answered), silent)]
+        return [Done(tuple(self._answered), self._silent())]
+
+    def _silent(self) -> tuple[str, ...]:
+        return tuple(one for one in self._expected or () if one not in self._answered)
 
 
 # -- the other side ----------------------------------------------------------------------------

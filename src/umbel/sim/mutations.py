@@ -10,7 +10,9 @@ from typing import Any, Final, NamedTuple
 
 from umbel.cluster import election
 from umbel.cluster.clock import Clock
-from umbel.cluster.election import Claim, Effect, Elections, Gone, Input
+from umbel.cluster.election import Effect, Elections, Gone, Input
+from umbel.cluster.node import Effect as NodeEffect
+from umbel.cluster.node import Heard, NodeMachine, Tick
 from umbel.cluster.refusals import Refusals
 from umbel.sim import checks
 from umbel.sim.plays import Parts
@@ -22,7 +24,7 @@ class NoRegister(Register):
 
     __slots__ = ()
 
-    def _execute(self, claim: Claim, _: Any = None) -> Any:
+    def _execute(self, claim: Any, _: Any = None) -> Any:
         self.records.pop(claim.id, None)
         return super()._execute(claim)
 
@@ -80,6 +82,44 @@ class GullibleClock(Clock):
         return isinstance(other, int)
 
 
+class NoComparing(NodeMachine):
+    """What heartbeats tell of revocations is ignored: what a node has missed it never learns."""
+
+    def _compare(self, what: Heard, now: float) -> None:
+        return
+
+
+class NoHearing(NodeMachine):
+    """Events whose clock is refused are dropped: who has taken over a forged one is not heard."""
+
+    def _heard(self, what: Heard, now: float) -> list[NodeEffect]:
+        if what.clock is None or self.clock.accepts(what.clock):
+            return super()._heard(what, now)
+        self.clock.adjust(what.clock)
+        return []
+
+
+class NoEcho(NodeMachine):
+    """Whether its own heartbeats come back is nothing to it."""
+
+    def _echo(self) -> float | None:
+        return None
+
+
+class NoHoldUp(NodeMachine):
+    """It does not notice that it was held up."""
+
+    def _was_held_up(self, before: float | None, now: float) -> bool:
+        return False
+
+
+class NoBreak(NodeMachine):
+    """It does not notice that it was disconnected."""
+
+    def _tick(self, what: Tick, now: float) -> list[NodeEffect]:
+        return super()._tick(Tick(connected=True), now)
+
+
 class Mutation(NamedTuple):
     """What is different, the rule that must be found broken, and faults that show it soon."""
 
@@ -96,10 +136,11 @@ MUTATIONS: Final = {
     "no-refusals": Mutation(Parts(refusals=NoRefusals), checks.CARRIED_OUT, ("refuse",)),
     "no-bounds": Mutation(Parts(elections=NoBounds), checks.BOUNDS),
     "gullible-clock": Mutation(Parts(clock=GullibleClock), checks.CLOCKS_GROW, ("forge",)),
-    # Heartbeats tell nothing of revocations: what a node has missed it never learns.
-    "no-comparing": Mutation(Parts(compares=False), checks.REVOCATIONS, ("loss",)),
+    "no-comparing": Mutation(Parts(machine=NoComparing), checks.REVOCATIONS, ("loss",)),
     # Whoever dies after its first `worker-elect`, before its first heartbeat, seems to live on.
     "no-interval": Mutation(Parts(elect_tells_freq=False), checks.MEMBERSHIP, ("join", "crash")),
-    # A node that has taken over a forged clock is not heard by the others any more.
-    "no-hearing": Mutation(Parts(drops_refused=True), checks.MEMBERSHIP, ("forge", "join", "loss")),
+    "no-hearing": Mutation(Parts(machine=NoHearing), checks.MEMBERSHIP, ("forge", "join", "loss")),
+    "no-echo": Mutation(Parts(machine=NoEcho), checks.NOT_LOST, ("partition",)),
+    "no-hold-up": Mutation(Parts(machine=NoHoldUp), checks.NOT_LOST, ("hold",)),
+    "no-break": Mutation(Parts(machine=NoBreak), checks.NOT_LOST, ("partition",)),
 }
