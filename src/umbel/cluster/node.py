@@ -7,8 +7,8 @@ Workers run it on a thread (`worker.gossip`, `worker.mingling`), the simulator i
 | ------------------------------ | ------------------------------------------------------------- |
 | `Heard`: an event              | its clock is taken over; membership, and for `worker-elect`   |
 |                                | the elections; a heartbeat's summary is compared with ours    |
-| `Unsigned`: one not believed   | its sender is displayed                                       |
-| `Requested`: an election       | this node stands, or declines and watches (`refusals`)        |
+| `Heard`, not believed          | its sender is displayed, that is all                          |
+| `election.Requested`           | this node stands, or declines and watches (`refusals`)        |
 | `election.Heard`: our own      | our candidacy as it was published, with its clock             |
 | `ClaimAnswered`                | the election ends, is claimed again or is given up            |
 | `Greeted`: a `hello`           | what it tells is taken over, as far as `may` permits; `Reply` |
@@ -36,8 +36,9 @@ established nodes count. Heartbeats tell their interval, and patience follows it
 slow the heartbeats down nor live for ever.
 
 **Declining.** What this node could not carry out is known to the caller, who gives the objection
-with the request or the candidacy. A Celery worker that found itself the only candidate would end;
-so where one is there, a node that declines publishes a `worker-elect` behind all others (`Spare`).
+with the request or the candidacy; `Declined` is the answer. A Celery worker that found itself the
+only candidate would end; so where one is there, a node that declines publishes a `worker-elect`
+that does not stand, with a clock behind all others (`PublishElect.spares_at`).
 
 Time is the caller's monotonic clock; `wall` is the time that the nodes agree on. Threads share a
 machine under a lock of theirs. All tables are bounded.
@@ -45,6 +46,7 @@ machine under a lock of theirs. All tables are bounded.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
@@ -95,7 +97,7 @@ class Heard(NamedTuple):
     """An event of a worker, our own included, as `read` reads it.
 
     Without a `sign` it says nothing about the worker's being there. `elect` is the candidacy in it,
-    or the reason for which it is none; `objection` is why this node could not carry that out.
+    or the reason for which it is none. One that is not `believed` is not signed as it has to be.
     """
 
     hostname: str
@@ -106,28 +108,13 @@ class Heard(NamedTuple):
     sent_at: float = 0.0
     shift_s: Any = None
     is_celery: bool = False
-    objection: str | None = None
-
-
-class Unsigned(NamedTuple):
-    """An event that is not signed, where that is required."""
-
-    sign: membership.Heard | membership.Offline
+    believed: bool = True
 
 
 class Tick(NamedTuple):
     """Time has passed; wanted a few times per second, and at `due_at`."""
 
     connected: bool
-
-
-class Requested(NamedTuple):
-    """Somebody asks for an election; an `objection` says why it is declined here."""
-
-    id: Any
-    topic: Any
-    action: Any
-    objection: str | None = None
 
 
 class ClaimAnswered(NamedTuple):
@@ -157,19 +144,9 @@ class PauseCommanded(NamedTuple):
 
 
 Input = (
-    Heard
-    | Unsigned
-    | Tick
-    | Requested
-    | election.Heard
-    | ClaimAnswered
-    | Greeted
-    | mingle.Begin
-    | mingle.Answered
-    | CallEnded
-    | mingle.Tick
-    | PauseCommanded
-)
+    Heard | Tick | ClaimAnswered | Greeted | CallEnded | PauseCommanded | mingle.Input
+    | election.Requested | election.Heard
+)  # fmt: skip
 
 
 # -- what comes out ----------------------------------------------------------------------------
@@ -197,22 +174,6 @@ class TimeMoved(NamedTuple):
     """The time that the nodes agree on has changed."""
 
 
-class NotStanding(NamedTuple):
-    """This node takes no part in an election."""
-
-    id: Any
-    reason: str
-
-
-class Spare(NamedTuple):
-    """Publish a `worker-elect` that does not stand, with this clock."""
-
-    id: str
-    topic: str
-    action: Any
-    clock: int
-
-
 class Learned(NamedTuple):
     """Revocations that others told of are new here."""
 
@@ -231,21 +192,9 @@ class Reply(NamedTuple):
     fields: dict[str, Any]
 
 
+Own = Malformed | SelfDoubt | BeatSlower | TimeMoved | Learned | Paused | Reply
 Effect = (
-    membership.Effect
-    | election.Effect
-    | refusals.Effect
-    | mingle.Hello
-    | mingle.Done
-    | Malformed
-    | SelfDoubt
-    | BeatSlower
-    | TimeMoved
-    | NotStanding
-    | Spare
-    | Learned
-    | Paused
-    | Reply
+    Own | refusals.Declined | membership.Effect | election.Effect | refusals.Effect | mingle.Effect
 )
 
 
@@ -280,7 +229,7 @@ class NodeMachine:
         self.settled_at: float | None = None  # from then on this node knows who is there
         self._beat_s, self._check_s, self._nodes_full = beat_s, check_s, nodes_full
         self._may, self._hide = may, hide
-        self._turned_at: float | None = None
+        self._turned_at = math.inf  # before it takes part nothing is late
         self._check_at = 0.0
         self._echo_at: float | None = None  # when an own event was last heard
         self._next_echo_s: float | None = None  # how long after it the next one comes at the latest
@@ -290,10 +239,11 @@ class NodeMachine:
         self._answers: list[mingle.Effect] = []  # of the call that goes on
         self._times_ahead: list[float] | None = []  # of those who answer; None after the start
 
-    def take_part(self, elections: election.Elections, declined: refusals.Refusals) -> None:
-        """Be a candidate from now on; what went before was no stall."""
-        self.elections, self.refusals = elections, declined
-        self._turned_at = None
+    def take_part(
+        self, elections: election.Elections, declined: refusals.Refusals, now: float
+    ) -> None:
+        """Listen, and be a candidate, from now on; what went before was no stall."""
+        self.elections, self.refusals, self._turned_at = elections, declined, now
 
     def step(self, what: Input, now: float) -> list[Effect]:
         """Take one input; what has to be done about it, in this order."""
@@ -321,6 +271,10 @@ class NodeMachine:
     # -- events ------------------------------------------------------------------------
 
     def _heard(self, what: Heard, now: float) -> list[Effect]:
+        if not what.believed:
+            if what.sign is not None:
+                self.unsigned.step(what.sign, now)
+            return []
         effects: list[Effect] = []
         elect = what.elect
         own = what.hostname == self.hostname
@@ -332,11 +286,8 @@ class NodeMachine:
             elect = None
         if isinstance(elect, str):
             effects.append(Malformed(elect))
-        elif elect is not None and self.elections is not None:
-            if what.objection is None or elect.id in self.elections:
-                effects += self.elections.step(elect, now)
-            else:
-                effects += self._decline(elect, what.objection, now)
+        elif elect is not None:
+            effects += self._elect(elect, now)
         if what.sign is None:
             return effects
         if own:
@@ -363,10 +314,6 @@ class NodeMachine:
             self.wall.heard(what.hostname, what.sent_at, what.shift_s, now)
         self.mingle.step(mingle.Compared(what.hostname, what.summary == self.summary()), now)
 
-    def _unsigned(self, what: Unsigned, now: float) -> list[Effect]:
-        self.unsigned.step(what.sign, now)
-        return []
-
     # -- time --------------------------------------------------------------------------
 
     def _tick(self, what: Tick, now: float) -> list[Effect]:
@@ -381,12 +328,12 @@ class NodeMachine:
 
     def _judge_itself(self, what: Tick, now: float) -> list[Effect]:
         """Whether this node can have heard the others since the last tick."""
-        before, self._turned_at = self._turned_at, now
+        before, self._turned_at = min(self._turned_at, now), now
         if what.connected and self.settled_at is None:
             self.settled_at = now + SETTLE_S
         if not what.connected or self._was_held_up(before, now) or self._is_deaf(now):
             if self._deaf_since is None:
-                self._deaf_since = now if before is None else before
+                self._deaf_since = before
             for one in (self.membership, self.unsigned):
                 one.step(membership.Deaf(), now)
         elif self._deaf_since is not None:
@@ -395,8 +342,8 @@ class NodeMachine:
                 return [SelfDoubt(deaf_s)]
         return []
 
-    def _was_held_up(self, before: float | None, now: float) -> bool:
-        return before is not None and now - before > HELD_UP_S
+    def _was_held_up(self, before: float, now: float) -> bool:
+        return now - before > HELD_UP_S
 
     def _is_deaf(self, now: float) -> bool:
         echo_at, next_s = self._echo(), self._next_echo_s
@@ -440,26 +387,27 @@ class NodeMachine:
 
     # -- elections ---------------------------------------------------------------------
 
-    def _requested(self, what: Requested, now: float) -> list[Effect]:
-        assert self.elections is not None, "without a part in elections"
-        asked, objection = election.Requested(what.id, what.topic, what.action), what.objection
-        if objection is None:
-            effects = self.elections.step(asked, now)
-            reasons = [one.reason for one in effects if isinstance(one, election.Refused)]
-            if not reasons or reasons == [election.REPEATED]:
+    def _elect(self, what: election.Requested | election.Heard, now: float) -> list[Effect]:
+        """An election is asked for, or somebody stands: so does this node, or it declines."""
+        elections, objection = self.elections, what.objection
+        if elections is None:
+            return []
+        is_heard = isinstance(what, election.Heard)
+        is_known = election.is_word(what.id) and what.id in elections
+        if objection is None or (is_heard and is_known):
+            effects = elections.step(what, now)
+            full = [one.reason for one in effects if isinstance(one, election.Refused)]
+            if is_heard or full in ([], [election.REPEATED]):
                 return [*effects]
-            objection = f"this node cannot take on election {what.id}: {reasons[0]}"
-        elif election.is_word(what.id) and what.id in self.elections:
-            return [NotStanding(what.id, objection)]
-        return self._decline(asked, objection, now)
-
-    def _stood(self, what: election.Heard, now: float) -> list[Effect]:
-        return [] if self.elections is None else [*self.elections.step(what, now)]
+            objection = f"this node cannot take on election {what.id}: {full[0]}"
+        elif is_known:
+            return [refusals.Declined(what.id, objection)]
+        return self._decline(what, objection, now)
 
     def _decline(
         self, what: election.Requested | election.Heard, reason: str, now: float
     ) -> list[Effect]:
-        effects: list[Effect] = [NotStanding(what.id, reason)]
+        effects: list[Effect] = [refusals.Declined(what.id, reason)]
         if not election.is_word(what.id):
             return effects  # nobody can wait for it
         if isinstance(what, election.Requested):
@@ -483,7 +431,7 @@ class NodeMachine:
         if isinstance(election.read_request({"id": id_, "topic": topic, "action": action}), str):
             return []  # Celery's workers make nothing of it either
         self._spared.append(id_)
-        return [Spare(id_, topic, action, self.clock.value + SPARED_CLOCK)]
+        return [election.PublishElect(id_, topic, action, self.clock.value + SPARED_CLOCK)]
 
     def _claim_answered(self, what: ClaimAnswered, now: float) -> list[Effect]:
         claim, answer = what
@@ -518,9 +466,6 @@ class NodeMachine:
             reply |= {"at": wall_s, **({"nodes": nodes} if nodes else {}), **self._told()}
         return [*effects, Reply(reply)]
 
-    def _begin(self, what: mingle.Begin, now: float) -> list[Effect]:
-        return self._take_over(self.mingle.step(what, now))
-
     def _answered(self, what: mingle.Answered, now: float) -> list[Effect]:
         reply = what.reply
         if isinstance(reply, dict):
@@ -539,7 +484,7 @@ class NodeMachine:
         moved = bool(times_ahead) and self.wall.adopt(times_ahead or ())
         return [*([TimeMoved()] if moved else []), *self._take_over(answers)]
 
-    def _mingle(self, what: mingle.Tick, now: float) -> list[Effect]:
+    def _mingle(self, what: mingle.Input, now: float) -> list[Effect]:
         return self._take_over(self.mingle.step(what, now))
 
     def _take_over(self, found: list[mingle.Effect]) -> list[Effect]:
@@ -587,13 +532,12 @@ class NodeMachine:
 
 _METHODS: Final[dict[type, str]] = {
     Heard: "_heard",
-    Unsigned: "_unsigned",
     Tick: "_tick",
-    Requested: "_requested",
-    election.Heard: "_stood",
+    election.Requested: "_elect",
+    election.Heard: "_elect",
     ClaimAnswered: "_claim_answered",
     Greeted: "_greeted",
-    mingle.Begin: "_begin",
+    mingle.Begin: "_mingle",
     mingle.Answered: "_answered",
     CallEnded: "_call_ended",
     mingle.Tick: "_mingle",

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from umbel.sim.nodes import Node
 
 LATENCY_MIN_S, LATENCY_MAX_S = 0.0005, 0.003
-TTL_S: Final = 2.0  # of events in a queue: `worker_gossip_queue_ttl`
+# Of events in a queue (`worker_gossip_queue_ttl`): so short that a stall loses some.
+TTL_S: Final = 1.0
 KEPT_MAX: Final = 1_000
 REDELIVERED_COUNT: Final = 3
 

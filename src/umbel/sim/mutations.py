@@ -109,15 +109,15 @@ class NoEcho(NodeMachine):
 class NoHoldUp(NodeMachine):
     """It does not notice that it was held up."""
 
-    def _was_held_up(self, before: float | None, now: float) -> bool:
+    def _was_held_up(self, before: float, now: float) -> bool:
         return False
 
 
-class NoBreak(NodeMachine):
-    """It does not notice that it was disconnected."""
+class NoGrace(NodeMachine):
+    """Once it hears again it looks for lost nodes at once."""
 
-    def _tick(self, what: Tick, now: float) -> list[NodeEffect]:
-        return super()._tick(Tick(connected=True), now)
+    def _judge_itself(self, what: Tick, now: float) -> list[NodeEffect]:
+        return []
 
 
 class Mutation(NamedTuple):
@@ -142,5 +142,5 @@ MUTATIONS: Final = {
     "no-hearing": Mutation(Parts(machine=NoHearing), checks.MEMBERSHIP, ("forge", "join", "loss")),
     "no-echo": Mutation(Parts(machine=NoEcho), checks.NOT_LOST, ("partition",)),
     "no-hold-up": Mutation(Parts(machine=NoHoldUp), checks.NOT_LOST, ("hold",)),
-    "no-break": Mutation(Parts(machine=NoBreak), checks.NOT_LOST, ("partition",)),
+    "no-grace": Mutation(Parts(machine=NoGrace), checks.NOT_LOST, ("partition",)),
 }

@@ -18,7 +18,8 @@ one of the same name.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from umbel.cluster import election, membership, mingle
 from umbel.cluster import node as nodes
@@ -51,6 +52,8 @@ TURN_S: Final = 0.5
 TIMER_LATE_S: Final = 0.02
 WALL_S: Final = 1_000_000.0
 
+Asking = TypeVar("Asking", election.Requested, election.Heard)
+
 
 class Node:
     """See the module's text."""
@@ -77,7 +80,7 @@ class Node:
         )
         own = election.Candidate(self.name, self.pid, self.inc)
         self.elections = parts.elections(own, **play.limits)
-        self.machine.take_part(self.elections, parts.refusals(own))
+        self.machine.take_part(self.elections, parts.refusals(own), self.now)
         self.members = self.machine.membership
         self.revocations = self.machine.revocations
         self.refused: set[str] = set()  # ids of elections that this node was asked for and refused
@@ -260,8 +263,8 @@ class Node:
 
     def _hear(self, heard: nodes.Heard, kind: int) -> None:
         """An event."""
-        if kind == ELECT and self._play.refuses(self, heard.elect.id):  # type: ignore[union-attr]
-            heard = heard._replace(objection="is refused here")
+        if isinstance(heard.elect, election.Heard):
+            heard = heard._replace(elect=self._judged(heard.elect))
         clock, is_own = self.clock, heard.hostname == self.name
         refused_count, before = clock.refused, clock.value
         effects = self.machine.step(heard, self._world.now + self.shift_s)
@@ -280,9 +283,9 @@ class Node:
         """A control message, or an answer of the register."""
         what = message.body
         if kind == REQUEST:
-            if self._play.refuses(self, what.id):
+            what = self._judged(what)
+            if what.objection is not None:
                 self.refused.add(what.id)
-                what = what._replace(objection="is refused here")
             self._do(what)
         elif kind in (ANSWER, PAUSE):
             self._do(what)
@@ -296,6 +299,10 @@ class Node:
             self._do(what[1])
             self._do(nodes.CallEnded())
             self._do(mingle.Tick())
+
+    def _judged(self, what: Asking) -> Asking:
+        refused = self._play.refuses(self, what.id)
+        return replace(what, objection="is refused here") if refused else what
 
     # -- what the machine answers ------------------------------------------------------
 

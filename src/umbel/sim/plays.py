@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from umbel.cluster.clock import Clock
-from umbel.cluster.election import Elections
+from umbel.cluster.election import Elections, Requested
 from umbel.cluster.election_words import REFUSING
 from umbel.cluster.membership import ESTABLISHED_S, SIGNS_SPACING_S
-from umbel.cluster.node import NODES_FULL, NodeMachine, PauseCommanded, Requested
+from umbel.cluster.node import NODES_FULL, NodeMachine, PauseCommanded
 from umbel.cluster.refusals import Refusals
 from umbel.sim import faults
 from umbel.sim.brokers import AmqpModel, Broker, RedisModel
@@ -30,7 +30,7 @@ from umbel.sim.world import Line, World
 NODES_MAX: Final = 9
 SECONDS_MIN, SECONDS_MAX = 0.8, 2.6
 # Some last longer than a node may be silent, so that it matters who could not hear.
-LONG_MIN_S, LONG_MAX_S, LONG_SHARE = 6.0, 12.0, 0.1
+LONG_MIN_S, LONG_MAX_S, LONG_SHARE = 6.0, 12.0, 0.2
 NODES_JOINED_MAX: Final = 3
 CALM_STEP_S: Final = 0.5  # how often it is looked whether all is well
 LIMITS: Final = {"ids_max": 100, "candidates_max": 64, "tombstones_max": 100}
@@ -162,10 +162,7 @@ class Play:
             node.begin()
             for ago_s in (ESTABLISHED_S, SIGNS_SPACING_S, 0.0):
                 for other in self.nodes:
-                    if other is not node:
-                        sign = other.event(BEAT).sign
-                        assert sign is not None
-                        node.members.step(sign, node.now - ago_s)
+                    node.machine.step(other.event(BEAT), node.now - ago_s)
 
     def _ask_for_elections(self) -> list[float]:
         world = self.world

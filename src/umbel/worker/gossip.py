@@ -31,6 +31,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from umbel.app.events.inlet import Inlet
@@ -129,7 +130,7 @@ class Gossip:
         assert events is not None, "gossip needs events"
         stamper = events.stamper
         own = elect.Candidate(stamper.hostname, stamper.pid, stamper.inc)
-        self.node.take_part(elect.Elections(own), refusals.Refusals(own))
+        self.node.take_part(elect.Elections(own), refusals.Refusals(own), self._clock())
 
     def stop(self, *, lost: bool = False) -> None:
         """Listen no more; a broker that is not there is not waited for."""
@@ -305,7 +306,8 @@ class Gossip:
         heard, elections = nodes.read(event), self.node.elections
         one = heard.elect
         if isinstance(one, elect.Heard) and elections is not None and one.id not in elections:
-            heard = heard._replace(objection=self._objection(one.id, one.topic, one.action))
+            objection = self._objection(one.id, one.topic, one.action)
+            heard = heard._replace(elect=replace(one, objection=objection))
         for effect in self.do(heard, None if heard.sign is None else event):
             if isinstance(effect, nodes.Malformed):
                 self._refuse(effect.reason, event, event["hostname"])
@@ -315,7 +317,7 @@ class Gossip:
         """Note that somebody is there who has not shown that it has the key."""
         if event["type"].startswith("worker-"):
             self._refuse(UNSIGNED, event, event["hostname"])
-            self.do(nodes.Unsigned(nodes.sign_in(event)))
+            self.do(nodes.read(event)._replace(believed=False))
 
     # -- elections ---------------------------------------------------------------------
 
@@ -324,15 +326,15 @@ class Gossip:
         if not self.enabled:
             raise self._no_part()
         objection = self._objection(id_, topic, action)
-        for effect in self.do(nodes.Requested(id_, topic, action, objection)):
-            if isinstance(effect, nodes.NotStanding):
+        for effect in self.do(elect.Requested(id_, topic, action, objection)):
+            if isinstance(effect, refusals.Declined):
                 raise NotForElection(effect.reason)
 
     def deny(self, arguments: Any, reason: str) -> None:
         """Somebody asks for an election, which `control_allow` does not permit here."""
         what = elect.read_request(arguments)
         if self.enabled and not isinstance(what, str):
-            self.do(nodes.Requested(what.id, what.topic, what.action, reason))
+            self.do(replace(what, objection=reason))
 
     def _objection(self, id_: Any, topic: Any, action: Any) -> str | None:
         """Why this node could not carry an action out."""
@@ -367,7 +369,7 @@ class Gossip:
                     "agree on: revocations and pauses are judged by theirs",
                     0.0 - self._worker.wall.shift_s,
                 )
-            case nodes.NotStanding(reason=reason):
+            case refusals.Declined(reason=reason):
                 self.counts[NOT_FOR_ELECTION] += 1
                 logger.debug("this node does not stand for election: %s", reason)
 
@@ -376,9 +378,6 @@ class Gossip:
         match effect:
             case elect.PublishElect() if events is not None:
                 self._stand(effect, events)
-            case nodes.Spare() if events is not None:
-                fields = {**self._elect_fields(effect, events), "stands": False}
-                events.put("worker-elect", fields, effect.clock, urgent=True)
             case elect.PublishAck(id_) if events is not None:
                 events.send("worker-elect-ack", id=id_)
             case nodes.BeatSlower(times) if events is not None:
@@ -400,22 +399,18 @@ class Gossip:
 
     def _stand(self, effect: elect.PublishElect, events: Dispatcher) -> None:
         """Say that this node is a candidate; Celery's workers must hear that before all acks."""
-        event = events.put("worker-elect", self._elect_fields(effect, events), urgent=True)
+        fields = {"id": effect.id, "topic": effect.topic, "action": effect.action, "cver": OWN_CVER}
+        # It may be the first that others hear of this node.
+        fields["freq"] = events.beat_interval_s or self._worker.plan.heartbeat_interval_s
+        if effect.spares_at is not None:
+            events.put("worker-elect", {**fields, "stands": False}, effect.spares_at, urgent=True)
+            return
+        event = events.put("worker-elect", fields, urgent=True)
         heard = elect.read_elect(event) if event is not None else "not-an-election"
         if isinstance(heard, str):
             self.counts[heard] += 1
         else:
             self.do(heard)
-
-    def _elect_fields(
-        self, what: elect.PublishElect | nodes.Spare, events: Dispatcher
-    ) -> dict[str, Any]:
-        """The fields of our `worker-elect`; the interval, as it may be the first word of ours."""
-        freq_s = events.beat_interval_s or self._worker.plan.heartbeat_interval_s
-        return {
-            "id": what.id, "topic": what.topic, "action": what.action, "cver": OWN_CVER,
-            "freq": freq_s,
-        }  # fmt: skip
 
     def _decided(self, id_: str, winner: str) -> None:
         name, events = elect.node_of(winner), self._worker.events
