@@ -303,11 +303,9 @@ class Gossip:
     def _hear(self, event: Event) -> None:
         if not event["type"].startswith("worker-"):
             return  # transports without patterns deliver everything
-        heard, elections = nodes.read(event), self.node.elections
-        one = heard.elect
-        if isinstance(one, elect.Heard) and elections is not None and one.id not in elections:
-            objection = self._objection(one.id, one.topic, one.action)
-            heard = heard._replace(elect=replace(one, objection=objection))
+        heard = nodes.read(event)
+        if isinstance(heard.elect, elect.Heard):
+            heard = heard._replace(elect=self._judged(heard.elect))
         for effect in self.do(heard, None if heard.sign is None else event):
             if isinstance(effect, nodes.Malformed):
                 self._refuse(effect.reason, event, event["hostname"])
@@ -335,6 +333,13 @@ class Gossip:
         what = elect.read_request(arguments)
         if self.enabled and not isinstance(what, str):
             self.do(replace(what, objection=reason))
+
+    def _judged(self, what: elect.Heard) -> elect.Heard:
+        """A candidacy, with our objection where this node would have to stand as well."""
+        elections, clock = self.node.elections, self._worker.app.clock
+        if elections is None or what.id in elections or not clock.accepts(what.clock):
+            return what
+        return replace(what, objection=self._objection(what.id, what.topic, what.action))
 
     def _objection(self, id_: Any, topic: Any, action: Any) -> str | None:
         """Why this node could not carry an action out."""
