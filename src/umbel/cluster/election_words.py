@@ -1,6 +1,6 @@
 """What goes into an election and what comes out, and how it is read from outside.
 
-`umbel.cluster.election` is the machine; whoever uses it finds all of these names there too.
+`umbel.cluster.election` is the machine.
 Everybody who can reach the broker can publish a `worker-elect` and ask for an election. So
 `read_elect` and `read_request` never raise: they give what is well formed, or the reason why not.
 """

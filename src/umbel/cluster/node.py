@@ -51,10 +51,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from umbel.cluster import election, membership, mingle, refusals
+from umbel.cluster import election_words as election
+from umbel.cluster import membership, mingle, refusals
 from umbel.cluster.agreed_time import AgreedTime
 from umbel.cluster.clock import CLOCK_JUMP, Clock
-from umbel.cluster.election_words import CELERY_CVER
+from umbel.cluster.election import Elections
 from umbel.cluster.membership import ECHO_S, Membership
 from umbel.cluster.pauses import Pauses
 from umbel.cluster.revocations import Revocation, Revocations
@@ -224,7 +225,7 @@ class NodeMachine:
         self.membership = Membership(hostname)
         self.unsigned = Membership(hostname, nodes_max=UNSIGNED_MAX)
         self.mingle = mingle.Mingle(hostname, revocations=revocations)
-        self.elections: election.Elections | None = None
+        self.elections: Elections | None = None
         self.refusals: refusals.Refusals | None = None
         self.settled_at: float | None = None  # from then on this node knows who is there
         self._beat_s, self._check_s, self._nodes_full = beat_s, check_s, nodes_full
@@ -239,9 +240,7 @@ class NodeMachine:
         self._answers: list[mingle.Effect] = []  # of the call that goes on
         self._times_ahead: list[float] | None = []  # of those who answer; None after the start
 
-    def take_part(
-        self, elections: election.Elections, declined: refusals.Refusals, now: float
-    ) -> None:
+    def take_part(self, elections: Elections, declined: refusals.Refusals, now: float) -> None:
         """Listen, and be a candidate, from now on; what went before was no stall."""
         self.elections, self.refusals, self._turned_at = elections, declined, now
 
@@ -423,7 +422,7 @@ class NodeMachine:
             self.refusals.step(refusals.Declined(id_, shown, _reply_to(action), token), now)
 
     def _spare_celery(self, what: election.Requested | election.Heard) -> list[Effect]:
-        if isinstance(what, election.Heard) and what.cver != CELERY_CVER:
+        if isinstance(what, election.Heard) and what.cver != election.CELERY_CVER:
             return []  # of our kind, and unimpressed by it; nor is there an echo without end
         if not self._celery or what.id in self._spared:
             return []

@@ -47,19 +47,6 @@ class Noise:
 class Link:
     """The connection of one node."""
 
-    __slots__ = (
-        "arrived_at",
-        "deaf",
-        "delivered_at",
-        "epoch",
-        "got",
-        "kept",
-        "mute",
-        "node",
-        "outbox",
-        "up",
-    )
-
     def __init__(self, node: Node) -> None:
         self.node = node
         self.up = True

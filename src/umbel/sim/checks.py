@@ -52,16 +52,6 @@ class Violation(NamedTuple):
 class Checks:
     """What has happened in a play, as far as rules are about it."""
 
-    __slots__ = (
-        "_world",
-        "acted_at",
-        "actions",
-        "failures",
-        "requested_at",
-        "violations",
-        "winners",
-    )
-
     def __init__(self, world: World) -> None:
         self._world = world
         self.violations: list[Violation] = []

@@ -27,7 +27,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from umbel.cluster.clock import CLOCK_MAX, JUMP_MAX
-from umbel.cluster.election import Heard
+from umbel.cluster.election_words import Heard
 from umbel.cluster.node import read
 from umbel.sim.brokers import Noise
 from umbel.sim.messages import ELECT, Message

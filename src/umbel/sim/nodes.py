@@ -21,7 +21,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from umbel.cluster import election, membership, mingle
+from umbel.cluster import election_words as election
+from umbel.cluster import membership, mingle
 from umbel.cluster import node as nodes
 from umbel.cluster.agreed_time import AgreedTime
 from umbel.cluster.refusals import ClaimRefusal, Fail
@@ -36,7 +37,6 @@ from umbel.sim.messages import (
     HELLO,
     OFFLINE,
     ONLINE,
-    PAUSE,
     REPLY,
     REQUEST,
     REVOKE,
@@ -224,17 +224,9 @@ class Node:
         """An event of this node, as all others read it."""
         if self._play.parts.elect_tells_freq or kind != ELECT:
             fields["freq"] = self.beat_s
-        return nodes.read(
-            {
-                "type": EVENT_TYPES[kind],
-                "hostname": self.name,
-                "pid": self.pid,
-                "inc": self.inc,
-                "timestamp": self.wall_s(),
-                "clock": clock,
-                **fields,
-            }
-        )
+        who = {"hostname": self.name, "pid": self.pid, "inc": self.inc}
+        stamps = {"type": EVENT_TYPES[kind], "timestamp": self.wall_s(), "clock": clock}
+        return nodes.read({**who, **stamps, **fields})
 
     def publish_event(self, kind: int, **fields: Any) -> nodes.Heard:
         """Stamp an event and send it."""
@@ -265,14 +257,11 @@ class Node:
         """An event."""
         if isinstance(heard.elect, election.Heard):
             heard = heard._replace(elect=self._judged(heard.elect))
-        clock, is_own = self.clock, heard.hostname == self.name
+        clock, told = self.clock, heard.clock or 0
         refused_count, before = clock.refused, clock.value
         effects = self.machine.step(heard, self._world.now + self.shift_s)
-        if (
-            not is_own
-            and clock.refused == refused_count
-            and clock.value <= max(before, heard.clock or 0)
-        ):
+        least = before if heard.hostname == self.name else max(before, told)
+        if clock.value <= least and clock.refused == refused_count:
             self._play.checks.clock_stands(self, before, clock.value)
         if effects:
             self._carry_out(effects)
@@ -282,27 +271,22 @@ class Node:
     def _obey(self, message: Message, kind: int) -> None:
         """A control message, or an answer of the register."""
         what = message.body
-        if kind == REQUEST:
-            what = self._judged(what)
-            if what.objection is not None:
-                self.refused.add(what.id)
-            self._do(what)
-        elif kind in (ANSWER, PAUSE):
-            self._do(what)
-        elif kind == REVOKE:
+        if kind == REVOKE:
             task_id, stamp_s = what
-            now = self.wall_s()
-            self.revocations.revoke(task_id, now, now if stamp_s is None else stamp_s)
-        elif kind == HELLO:
-            self._do(nodes.Greeted(what), message.sender)
-        elif what[0] is self:  # not for a former life
-            self._do(what[1])
-            self._do(nodes.CallEnded())
-            self._do(mingle.Tick())
+            self.revocations.revoke(task_id, self.wall_s(), stamp_s)
+        elif kind == REPLY:
+            if what[0] is self:  # not a former life
+                for one in (what[1], nodes.CallEnded(), mingle.Tick()):
+                    self._do(one)
+        else:
+            self._do(self._judged(what) if kind == REQUEST else what, message.sender)
 
     def _judged(self, what: Asking) -> Asking:
-        refused = self._play.refuses(self, what.id)
-        return replace(what, objection="is refused here") if refused else what
+        if not self._play.refuses(self, what.id):
+            return what
+        if isinstance(what, election.Requested):
+            self.refused.add(what.id)
+        return replace(what, objection="is refused here")
 
     # -- what the machine answers ------------------------------------------------------
 
@@ -323,7 +307,7 @@ class Node:
                 self.publish(Message(REPLY, self, reply), asking.index)
             elif isinstance(effect, mingle.Hello):
                 to = None if effect.destination is None else int(effect.destination[1:]) - 1
-                self.publish(Message(HELLO, self, effect.arguments), to)
+                self.publish(Message(HELLO, self, nodes.Greeted(effect.arguments)), to)
             elif isinstance(effect, membership.Effect | nodes.SelfDoubt | mingle.Done):
                 self._report(effect)
             elif isinstance(effect, nodes.Learned | nodes.Paused):

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from umbel.cluster.clock import Clock
-from umbel.cluster.election import Elections, Requested
-from umbel.cluster.election_words import REFUSING
+from umbel.cluster.election import Elections
+from umbel.cluster.election_words import REFUSING, Requested
 from umbel.cluster.membership import ESTABLISHED_S, SIGNS_SPACING_S
 from umbel.cluster.node import NODES_FULL, NodeMachine, PauseCommanded
 from umbel.cluster.refusals import Refusals

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from umbel.cluster.election import Act, Claim, Claimed, ClaimFailed
+from umbel.cluster.election_words import Act, Claim, Claimed, ClaimFailed
 from umbel.cluster.node import ClaimAnswered
 from umbel.cluster.refusals import ClaimRefusal
 from umbel.sim.messages import ANSWER, Message

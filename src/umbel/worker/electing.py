@@ -31,7 +31,7 @@ from umbel.app.context import Context
 from umbel.app.elections import TASK, call_of, check_size, check_words
 from umbel.broker.claims import Claim
 from umbel.broker.registers import Register, register_for
-from umbel.cluster import election as elect
+from umbel.cluster import election_words as elect
 from umbel.cluster.refusals import ClaimRefusal, Fail
 from umbel.exceptions import NotForElection
 

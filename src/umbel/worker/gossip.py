@@ -37,11 +37,11 @@ from typing import TYPE_CHECKING, Any
 from umbel.app.events.inlet import Inlet
 from umbel.app.events.receiver import UNFORESEEN, UNREADABLE
 from umbel.app.trust import Trust
-from umbel.cluster import election as elect
+from umbel.cluster import election_words as elect
 from umbel.cluster import membership as members
 from umbel.cluster import node as nodes
 from umbel.cluster import refusals
-from umbel.cluster.election_words import OWN_CVER
+from umbel.cluster.election import Elections
 from umbel.exceptions import ImproperlyConfigured
 from umbel.wire.content import JSON
 from umbel.wire.events import Event, read, refused_sample
@@ -130,7 +130,7 @@ class Gossip:
         assert events is not None, "gossip needs events"
         stamper = events.stamper
         own = elect.Candidate(stamper.hostname, stamper.pid, stamper.inc)
-        self.node.take_part(elect.Elections(own), refusals.Refusals(own), self._clock())
+        self.node.take_part(Elections(own), refusals.Refusals(own), self._clock())
 
     def stop(self, *, lost: bool = False) -> None:
         """Listen no more; a broker that is not there is not waited for."""
@@ -404,9 +404,10 @@ class Gossip:
 
     def _stand(self, effect: elect.PublishElect, events: Dispatcher) -> None:
         """Say that this node is a candidate; Celery's workers must hear that before all acks."""
-        fields = {"id": effect.id, "topic": effect.topic, "action": effect.action, "cver": OWN_CVER}
-        # It may be the first that others hear of this node.
-        fields["freq"] = events.beat_interval_s or self._worker.plan.heartbeat_interval_s
+        fields = {"id": effect.id, "topic": effect.topic, "action": effect.action}
+        # The interval too: it may be the first that others hear of this node.
+        freq_s = events.beat_interval_s or self._worker.plan.heartbeat_interval_s
+        fields |= {"cver": elect.OWN_CVER, "freq": freq_s}
         if effect.spares_at is not None:
             events.put("worker-elect", {**fields, "stands": False}, effect.spares_at, urgent=True)
             return
