@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from umbel.cluster.election import Claim, Claimed, ClaimFailed
+from umbel.cluster.election_words import Claim, Claimed, ClaimFailed
 from umbel.cluster.node import ClaimAnswered
 from umbel.sim.brokers import TTL_S, AmqpModel, Broker, Link, Noise, RedisModel
 from umbel.sim.checks import Checks

@@ -26,10 +26,9 @@ Time is the caller's monotonic clock, never what a message says. A node is decla
 only, and only if this node could have heard it, which the caller judges (`cluster.node`):
 
 - After `Deaf` nobody is lost before two of its intervals, and `GRACE_S`, have passed anew.
-- Where this node hears itself, the last echo must lie one interval of the silent node, and
-  `ECHO_S`, after that node's last sign of life. So a node that turns deaf marks nobody as lost
-  before it can notice: it heard everything up to its last echo, and the silent node has kept
-  silent for a whole interval before that.
+- Where this node hears its own events, one of them must have come back an interval of the silent
+  node, and `ECHO_S`, after that node's last sign of life: then the next sign should have been heard
+  as well. A node that turns deaf has no such echo, whatever the intervals are.
 
 Anybody can claim to be a node, and one message is cheap. So a node is *established* only after it
 was heard `SIGNS_MIN` times, `SIGNS_SPACING_S` apart, over at least `ESTABLISHED_S`; until then it

@@ -242,7 +242,8 @@ class NodeMachine:
 
     def take_part(self, elections: Elections, declined: refusals.Refusals, now: float) -> None:
         """Listen, and be a candidate, from now on; what went before was no stall."""
-        self.elections, self.refusals, self._turned_at = elections, declined, now
+        self.elections, self.refusals = elections, declined
+        self._turned_at, self.settled_at = now, None
 
     def step(self, what: Input, now: float) -> list[Effect]:
         """Take one input; what has to be done about it, in this order."""

@@ -16,6 +16,9 @@ from umbel.cluster.election import (
     RETRY_MAX_S,
     RETRY_MIN_S,
     TOMBSTONE_S,
+    Elections,
+)
+from umbel.cluster.election_words import (
     Act,
     Candidate,
     Claim,
@@ -23,7 +26,6 @@ from umbel.cluster.election import (
     ClaimFailed,
     Decided,
     Effect,
-    Elections,
     Gone,
     Heard,
     PublishAck,

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from umbel.cluster import election, membership, mingle, node, refusals
+from umbel.cluster import election_words as election
+from umbel.cluster import membership, mingle, node, refusals
 from umbel.cluster.agreed_time import AgreedTime
 from umbel.cluster.clock import CLOCK_JUMP, Clock
+from umbel.cluster.election import Elections
 from umbel.cluster.membership import ECHO_S, ESTABLISHED_S, GRACE_S, Deaf, Joined, Lost, Node
 from umbel.cluster.refusals import WAIT_S, ClaimRefusal, Declined, Fail
 from umbel.cluster.revocations import Revocations
@@ -36,7 +38,7 @@ class One:
         )
         self.hostname = hostname
         own = election.Candidate(hostname, 1, 1)
-        self.machine.take_part(election.Elections(own), refusals.Refusals(own), self.now)
+        self.machine.take_part(Elections(own), refusals.Refusals(own), self.now)
         self.connected = True
         self.hears = {hostname: BEAT_S}  # who beats, and how often
 
@@ -158,7 +160,7 @@ def test_a_long_way_from_making_to_taking_part_is_no_stall() -> None:
     one = One()
     one.now += 30.0
     own = election.Candidate(OWN, 1, 1)
-    one.machine.take_part(election.Elections(own), refusals.Refusals(own), one.now)
+    one.machine.take_part(Elections(own), refusals.Refusals(own), one.now)
     one.hear()
     assert losses(one.wait(2 * BEAT_S + ECHO_S + CHECK_S + TURN_S)) == [PEER]
 
@@ -350,7 +352,7 @@ def test_a_request_without_a_proper_id_is_declined_and_not_remembered(id_: Any) 
 def test_a_request_that_finds_no_room_is_declined() -> None:
     one = settled()
     own = election.Candidate(OWN, 1, 1)
-    elections = election.Elections(own, ids_max=1)
+    elections = Elections(own, ids_max=1)
     one.machine.take_part(elections, refusals.Refusals(own), one.now)
     one.request(id_="first")
     (declined,) = one.request(id_="second")

@@ -18,7 +18,8 @@ from umbel import Umbel
 from umbel.app.events.dispatcher import Dispatcher
 from umbel.cluster import node as node_machine
 from umbel.cluster.clock import FIRST_MAX
-from umbel.cluster.election import ACTION_BYTES_MAX, Claimed
+from umbel.cluster.election import ACTION_BYTES_MAX
+from umbel.cluster.election_words import Claimed
 from umbel.cluster.membership import ESTABLISHED_S, FREQ_UNKNOWN_S, GRACE_S, SIGNS_MIN
 from umbel.cluster.node import FREQ_TIMES_MAX, NODES_FULL
 from umbel.cluster.refusals import WAIT_S
