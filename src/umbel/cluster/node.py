@@ -490,21 +490,24 @@ class NodeMachine:
     def _take_over(self, found: list[mingle.Effect]) -> list[Effect]:
         effects: list[Effect] = []
         for one in found:
-            if isinstance(one, mingle.Witness):
-                self.clock.adjust(one.clock)
-            elif isinstance(one, mingle.Merge):
-                told = self._permitted(one.told)
-                effects += _learned(self.revocations.merge(told, self.wall()))
-            elif isinstance(one, mingle.MergeIds):
-                if self._may("revoke"):
-                    effects += _learned(self.revocations.merge_ids(one.ids, self.wall()))
-            elif isinstance(one, mingle.MergePauses):
-                effects += self._merge_pauses(one.told)
+            if isinstance(one, mingle.Take):
+                effects += self._take(one.name, one.told)
             elif isinstance(one, mingle.Hello) and "digest" in one.arguments:
                 effects.append(mingle.Hello(one.destination, {**one.arguments, **self._told()}))
             else:
                 effects.append(one)
         return effects
+
+    def _take(self, name: str, told: Any) -> list[Effect]:
+        if name == "clock":
+            self.clock.adjust(told)
+        elif name == "paused":
+            return self._merge_pauses(told)
+        elif name == "told":
+            return _learned(self.revocations.merge(self._permitted(told), self.wall()))
+        elif self._may("revoke"):
+            return _learned(self.revocations.merge_ids(told, self.wall()))
+        return []
 
     def _permitted(self, told: Any) -> Any:
         """What a node tells of revocations, without what nobody may revoke here."""
