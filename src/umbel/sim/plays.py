@@ -158,11 +158,12 @@ class Play:
 
     def _settle_in(self) -> None:
         """Everybody knows everybody, as in a cluster that has been there for a while."""
+        heartbeats = [node.event(BEAT) for node in self.nodes]
         for node in self.nodes:
             node.begin()
             for ago_s in (ESTABLISHED_S, SIGNS_SPACING_S, 0.0):
-                for other in self.nodes:
-                    node.machine.step(other.event(BEAT), node.now - ago_s)
+                for heartbeat in heartbeats:
+                    node.machine.step(heartbeat, node.now - ago_s)
 
     def _ask_for_elections(self) -> list[float]:
         world = self.world
