@@ -193,9 +193,14 @@ class Reply(NamedTuple):
     fields: dict[str, Any]
 
 
-Own = Malformed | SelfDoubt | BeatSlower | TimeMoved | Learned | Paused | Reply
+OwnEffect = Malformed | SelfDoubt | BeatSlower | TimeMoved | Learned | Paused | Reply
 Effect = (
-    Own | refusals.Declined | membership.Effect | election.Effect | refusals.Effect | mingle.Effect
+    OwnEffect
+    | refusals.Declined
+    | membership.Effect
+    | election.Effect
+    | refusals.Effect
+    | mingle.Effect
 )
 
 

@@ -2,8 +2,8 @@
 
 The seed chooses the broker, the nodes, the faults and the times, unless the caller does. Faults go
 on for some seconds; then all of them end at once, and the cluster gets up to nine seconds, or as
-much longer as its heartbeats are slow, to set itself right. The play ends as soon as it has; or, one time in thirty, when the time is over: what
-is right once must stay right.
+much longer as its heartbeats are slow, to set itself right. The play ends as soon as it has; or,
+one time in thirty, when the time is over: what is right once must stay right.
 """
 
 from __future__ import annotations
