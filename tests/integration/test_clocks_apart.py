@@ -152,7 +152,7 @@ def test_a_revocation_lives_as_long_on_a_host_whose_clock_is_off(
 ) -> None:
     site.worker("threads", "-n", "right@test", concurrency=1, settings=QUICK)
     off = shifted_worker(site, "off@test", shift_s)
-    off.wait_for(r"the clock of this host differs by -?7[12]\d\d\.\d s")
+    off.wait_for(r"The clock of this host differs by -?7[12]\d\d\.\d s")
     ask(site, "revoke", "right@test", task_id=["from-right"], stamp=time.time())
     ask(site, "revoke", "off@test", task_id=["from-off"], stamp=time.time())
     for node in ("right@test", "off@test"):

@@ -17,8 +17,7 @@ from tests.servers import RabbitMQServer, RedisServer, wait_until
 from tests.sites import Site
 from tests.strangers import Stranger
 from umbel.app.events.publisher import event_exchange
-from umbel.cluster.membership import NODES_MAX
-from umbel.worker.gossip import GRACE_S
+from umbel.cluster.membership import GRACE_S, NODES_MAX
 from umbel.worker.worker import Worker
 
 BEAT_S = 1.0

@@ -122,12 +122,12 @@ def test_an_unsigned_heartbeat_makes_no_member_and_is_only_shown(
     # A newer life of a worker that exists, and its goodbye, would make others act as well.
     stranger.heartbeat("signed@test", inc=2**52, pid=1)
     stranger.event("worker-offline", "signed@test", inc=2**52, pid=1)
-    wait_until(lambda: "ghost@test" in gossip.unsigned, 20, "the ghost to be heard")
+    wait_until(lambda: "ghost@test" in gossip.node.unsigned, 20, "the ghost to be heard")
     wait_until(lambda: "signed@test" in joined, 20, "the worker with the key to join")
     assert joined == ["signed@test"]
     wait_until(gossip.names, 20, "the worker to know the others")
     assert sorted(gossip.names()) == [NAME, "signed@test"]
-    assert "ghost@test" not in watcher.worker.mingling._machine.differing
+    assert "ghost@test" not in gossip.node.mingle.differing
     shown = watcher.client.control.inspect([NAME], timeout=10).stats()[NAME]["umbel"]
     assert "ghost@test" in shown["nodes_unsigned"]
     assert shown["nodes"] == 1
@@ -190,7 +190,7 @@ def test_who_has_no_key_revokes_and_pauses_nothing_by_answering_a_greeting(site:
         closed = mingled(site, **REQUIRED)
     assert open_worker.revocations.ids() == ["forged-id"], "the forgery works where all may"
     assert closed.revocations.all() == []
-    assert closed.consumption.told() == {}
+    assert closed.gossip.node.pauses.told() == {}
 
 
 def test_a_plain_list_of_ids_is_not_taken_from_who_has_no_key(site: Site) -> None:
@@ -228,7 +228,7 @@ def test_workers_with_the_key_exchange_revocations_and_pauses(
     control.pause("elsewhere", reply=True, timeout=10, limit=1)
     joiner = mingled(site, **REQUIRED)
     assert joiner.revocations.ids() == ["signed-id"]
-    assert joiner.consumption.told()["elsewhere"][1] is True
+    assert joiner.gossip.node.pauses.told()["elsewhere"][1] is True
 
 
 def test_fresh_workers_with_the_key_learn_from_each_others_heartbeats(
@@ -283,7 +283,7 @@ def test_a_copy_of_a_greeting_tells_a_fresh_worker_nothing(
     assert panel is not None
     wait_until(lambda: panel.handled >= 2, 20, "the greeting to be handled")
     assert inside.worker.revocations.all() == []
-    assert inside.worker.consumption.told() == {}
+    assert inside.worker.gossip.node.pauses.told() == {}
 
 
 def signed_command(now: float, nonce: str, **arguments: Any) -> tuple[bytes, dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from random import Random
 from typing import Any
 
@@ -11,6 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umbel.cluster.membership import (
+    ECHO_S,
+    GRACE_S,
+    Deaf,
     Effect,
     Heard,
     Input,
@@ -21,13 +25,11 @@ from umbel.cluster.membership import (
     Node,
     Offline,
     Returned,
-    SelfDoubt,
     Tick,
     credible_freq_s,
     is_alive,
 )
 
-STALL_S = 5.0
 NEVER = 10.0**9
 
 hostnames = st.sampled_from(["me", "a", "b"])
@@ -39,9 +41,11 @@ inputs = st.one_of(
     st.builds(Heard, hostnames, pids, incs, freqs, kinds),
     st.builds(Offline, hostnames, pids, incs),
     st.just(Tick()),
+    st.just(Deaf()),
 )
+echoes = st.sampled_from([None, None, 0.0, 1.0, 3.0])  # how long ago an own event was heard
 pauses = st.sampled_from([0.0, 0.1, 0.5, 1.0, 1.0, 2.0, 4.0, 5.0, 5.1, 30.0])
-histories = st.lists(st.tuples(pauses, inputs), max_size=60)
+histories = st.lists(st.tuples(pauses, inputs, echoes), max_size=60)
 
 
 class Model:
@@ -51,8 +55,7 @@ class Model:
         self.status: dict[Node, str] = {}  # alive, lost, left, replaced
         self.heard: dict[Node, float] = {}
         self.freq: dict[Node, float] = {}
-        self.ticks: list[float] = []
-        self.graces: list[float] = []
+        self.deaf: list[float] = []
 
     def who(self, hostname: str, *wanted: str) -> Node | None:
         found = [n for n, s in self.status.items() if n.hostname == hostname and s in wanted]
@@ -60,10 +63,11 @@ class Model:
         return found[0] if found else None
 
     def step(self, what: Input, now: float) -> list[Effect]:
-        if not self.ticks:
-            self.ticks.append(now)
         if isinstance(what, Tick):
-            return self.tick(now)
+            return self.tick(what.echo_at, now)
+        if isinstance(what, Deaf):
+            self.deaf.append(now)
+            return []
         if what.hostname == "me":
             return []
         node = Node(what.hostname, what.pid, what.inc)
@@ -100,20 +104,30 @@ class Model:
         self.status[node], self.heard[node] = "alive", now
         return effects
 
-    def tick(self, now: float) -> list[Effect]:
-        self.ticks.append(now)
-        stalled_s = self.ticks[-1] - self.ticks[-2]
-        if stalled_s > STALL_S:
-            self.graces.append(now)
-            return [SelfDoubt(stalled_s)]
+    def tick(self, echo_at: float | None, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for node, status in self.status.items():
             if status == "alive":
-                since = max([self.heard[node], *self.graces])
-                if not is_alive(since, self.freq[node], now):
+                since, freq_s = max([self.heard[node], *self.deaf]), self.freq[node]
+                if any(now < at + GRACE_S for at in self.deaf) or is_alive(since, freq_s, now):
+                    continue
+                if echo_at is None or echo_at >= since + freq_s + ECHO_S:
                     self.status[node] = "lost"
                     effects.append(Lost(node, now - self.heard[node]))
         return effects
+
+
+History = list[tuple[float, Input, float | None]]
+
+
+def moments(history: History) -> Iterator[tuple[float, Input]]:
+    """When what happens, with an echo in every tick that has one."""
+    now = 0.0
+    for pause_s, what, echo_s in history:
+        now += pause_s
+        if isinstance(what, Tick) and echo_s is not None:
+            what = Tick(now - echo_s)  # noqa: PLW2901 - the same tick, completed
+        yield now, what
 
 
 def newer(node: Node, than: Any, what: Heard) -> bool:
@@ -130,10 +144,9 @@ def as_set(effects: list[Effect]) -> Any:
 
 @settings(max_examples=400)
 @given(histories)
-def test_the_machine_does_what_the_slow_model_does(history: list[tuple[float, Input]]) -> None:
-    members, model, now = Membership("me", stall_s=STALL_S, memory_s=NEVER), Model(), 0.0
-    for pause_s, what in history:
-        now += pause_s
+def test_the_machine_does_what_the_slow_model_does(history: History) -> None:
+    members, model = Membership("me", memory_s=NEVER), Model()
+    for now, what in moments(history):
         assert as_set(members.step(what, now)) == as_set(model.step(what, now))
         alive = {node for node, status in model.status.items() if status == "alive"}
         assert {member.node for member in members.alive()} == alive
@@ -148,15 +161,13 @@ LETTERS = {Joined: "J", Returned: "R", Left: "L", Lost: "X"}
 @settings(max_examples=300)
 @given(histories)
 def test_whoever_comes_goes_once_and_only_the_lost_return(
-    history: list[tuple[float, Input]],
+    history: History,
 ) -> None:
-    members, now = Membership("me", stall_s=STALL_S, memory_s=NEVER), 0.0
+    members = Membership("me", memory_s=NEVER)
     lives: dict[Node, str] = defaultdict(str)
-    for pause_s, what in history:
-        now += pause_s
+    for now, what in moments(history):
         for effect in members.step(what, now):
-            if not isinstance(effect, SelfDoubt):
-                lives[effect.node] += LETTERS[type(effect)]
+            lives[effect.node] += LETTERS[type(effect)]
     for node, life in lives.items():
         assert node.hostname != "me"
         one_life = r"J(XR)*[LX]?"
@@ -168,24 +179,20 @@ def test_whoever_comes_goes_once_and_only_the_lost_return(
 
 @given(histories)
 def test_nobody_is_lost_by_silence_before_his_time_nor_kept_after_it(
-    history: list[tuple[float, Input]],
+    history: History,
 ) -> None:
-    members, now, ticked = Membership("me", stall_s=STALL_S), 0.0, 0.0
-    for pause_s, what in history:
-        now += pause_s
+    members, deaf_until = Membership("me"), -NEVER
+    for now, what in moments(history):
+        deaf_until = now if isinstance(what, Deaf) else deaf_until
         before = {member.node: member for member in members.alive()}
         effects = members.step(what, now)
         if not isinstance(what, Tick):
             continue
-        doubts = [effect for effect in effects if isinstance(effect, SelfDoubt)]
-        if doubts:
-            assert effects == doubts
-            assert now - ticked > STALL_S or ticked == 0.0
+        assert not effects or now >= deaf_until + GRACE_S
         for effect in effects:
             if isinstance(effect, Lost):
                 member = before[effect.node]
-                assert not is_alive(member.heard_at_s, member.freq_s, now)
-        ticked = now
+                assert not is_alive(max(member.heard_at_s, deaf_until), member.freq_s, now)
 
 
 @settings(max_examples=200)

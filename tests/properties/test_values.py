@@ -19,8 +19,7 @@ from umbel.app.context import Context
 from umbel.app.umbel import Umbel
 from umbel.broker.amqp import tables
 from umbel.broker.amqp.shapes import FLAGS_AT, Shapes
-from umbel.cluster.election import read_elect
-from umbel.cluster.election_words import Heard
+from umbel.cluster.election_words import Heard, read_elect
 from umbel.exceptions import Ignore
 from umbel.wire import control, events
 from umbel.wire.content import EncodeError, accept_set, decode, encode

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from umbel.cluster.election import Claim, Claimed, ClaimFailed
+from umbel.cluster.election_words import Claim, Claimed, ClaimFailed
+from umbel.cluster.node import ClaimAnswered
 from umbel.sim.brokers import TTL_S, AmqpModel, Broker, Link, Noise, RedisModel
 from umbel.sim.checks import Checks
 from umbel.sim.messages import BEAT, ELECT, REQUEST, Message
@@ -190,7 +191,8 @@ class Desk:
         self.register.claim(ear, claim)  # type: ignore[arg-type]
         before = len(ear.heard)
         self.world.run(self.world.now + TIMEOUT_S + 0.1)
-        return ear.heard[before:]
+        assert all(isinstance(one, ClaimAnswered) and one.claim == claim for one in ear.heard)
+        return [one.answer for one in ear.heard[before:]]
 
 
 def test_the_first_token_stays_and_everybody_is_told_it() -> None:

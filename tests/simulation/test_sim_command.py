@@ -49,7 +49,7 @@ def test_a_failing_seed_prints_itself_and_how_to_repeat_it(
     words = ["sim", "--nodes", "3", "--faults", "none", "--mutation", "no-register"]
     assert run([*words, "--seeds", "3"]) == 1
     printed = capsys.readouterr().out
-    assert "seed 2 fails:\n  at most one action per election: e1 by w" in printed
+    assert "seed 2 fails:\n  at most one action per election: e2 by w" in printed
     line = "umbel sim --seed 2 --nodes 3 --faults none --mutation no-register"
     assert f"  repeat it: {line}\n" in printed
     assert run(line.split()[1:]) == 1

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 from umbel.app.calls import Call, prepare_signature
 from umbel.broker.connections import driver
 from umbel.broker.registers import has_registers
-from umbel.cluster import election as elect
+from umbel.cluster import election_words as elect
+from umbel.cluster.election import ACTION_BYTES_MAX
 from umbel.exceptions import NotForElection
 from umbel.wire.jsontext import EncodeError, dumps_json
 from umbel.wire.limits import Refusal
@@ -69,10 +70,10 @@ def check_size(id_: str, action: Any) -> None:
         action_bytes = len(dumps_json(action))
     except EncodeError as exc:
         raise NotForElection(f"the action of election {id_!r} cannot be sent: {exc}") from None
-    if action_bytes > elect.ACTION_BYTES_MAX:
+    if action_bytes > ACTION_BYTES_MAX:
         raise NotForElection(
             f"the action of election {id_!r} has {action_bytes} bytes, at most "
-            f"{elect.ACTION_BYTES_MAX} are allowed: give it the place where the data are"
+            f"{ACTION_BYTES_MAX} are allowed: give it the place where the data are"
         )
 
 

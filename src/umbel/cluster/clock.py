@@ -18,11 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Final
 
 CLOCK_MAX = 2**53 - 1
 JUMP_MAX = 2**40
 FIRST_MAX = 2**52
+
+# Why an event's clock is not believed.
+CLOCK_JUMP: Final = "clock-jump"
 
 Order = tuple[int, float, str]
 

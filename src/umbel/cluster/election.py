@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from umbel.cluster.backoff import Backoff
@@ -47,7 +48,6 @@ from umbel.cluster.election_words import (
     CROWDED_OUT,
     FORGOTTEN,
     GIVEN_UP,
-    ID_BYTES_MAX,
     LATE,
     REPEATED,
     TOO_BIG,
@@ -67,40 +67,8 @@ from umbel.cluster.election_words import (
     Refused,
     Requested,
     Tick,
-    is_refusal,
-    is_word,
-    node_of,
-    read_elect,
-    read_request,
 )
 from umbel.wire.jsontext import EncodeError, dumps_json
-
-__all__ = [
-    "ACTION_BYTES_MAX",
-    "ID_BYTES_MAX",
-    "REPEATED",
-    "Act",
-    "Candidate",
-    "Claim",
-    "ClaimFailed",
-    "Claimed",
-    "Decided",
-    "Effect",
-    "Elections",
-    "Gone",
-    "Heard",
-    "Input",
-    "PublishAck",
-    "PublishElect",
-    "Refused",
-    "Requested",
-    "Tick",
-    "is_refusal",
-    "is_word",
-    "node_of",
-    "read_elect",
-    "read_request",
-]
 
 # Raising it lets more candidates be known before the first one claims, and delays every election.
 COLLECT_S: Final = 0.5
@@ -124,32 +92,21 @@ _Key = tuple[str, int, int]
 _Order = tuple[int, str, int]
 
 
+@dataclass(slots=True)
 class _Election:
     """One election that is not decided yet."""
 
-    __slots__ = (
-        "acked",
-        "action",
-        "action_bytes",
-        "candidates",
-        "celery",
-        "due_at",
-        "failed_count",
-        "first_at",
-        "own_turn",
-        "token",
-        "topic",
-    )
-
-    def __init__(self, what: Requested | Heard, action_bytes: int, token: str, now: float) -> None:
-        self.topic, self.action, self.action_bytes = what.topic, what.action, action_bytes
-        self.token = token
-        self.first_at = self.due_at = now
-        self.candidates: dict[_Key, _Order] = {}
-        self.celery: set[_Key] = set()
-        self.acked = False
-        self.own_turn = False  # we have claimed, and only the answer is missing
-        self.failed_count = 0
+    topic: str
+    action: Any
+    action_bytes: int
+    token: str
+    first_at: float
+    due_at: float
+    candidates: dict[_Key, _Order] = field(default_factory=dict)
+    celery: set[_Key] = field(default_factory=set)
+    acked: bool = False
+    own_turn: bool = False  # we have claimed, and only the answer is missing
+    failed_count: int = 0
 
 
 class _Tombstone(NamedTuple):
@@ -311,7 +268,9 @@ class Elections:
         self._action_bytes += action_bytes
         own = self.own
         token = f"{own.hostname}/{own.pid}/{own.inc}/{self._opened_count}"
-        election = self._open[what.id] = _Election(what, action_bytes, token, self._now)
+        election = self._open[what.id] = _Election(
+            what.topic, what.action, action_bytes, token, self._now, self._now
+        )
         self._rank_anew(election)
         return [PublishElect(what.id, what.topic, what.action)]
 

@@ -1,6 +1,6 @@
 """What goes into an election and what comes out, and how it is read from outside.
 
-`umbel.cluster.election` is the machine; whoever uses it finds all of these names there too.
+`umbel.cluster.election` is the machine.
 Everybody who can reach the broker can publish a `worker-elect` and ask for an election. So
 `read_elect` and `read_request` never raise: they give what is well formed, or the reason why not.
 """
@@ -61,6 +61,7 @@ class Requested:
     id: str
     topic: str
     action: Any
+    objection: str | None = None  # why this node could not carry it out
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,8 @@ class Heard:
     pid: int
     inc: int = 0
     cver: int = OWN_CVER
-    stands: bool = True  # it may be a word for Celery's workers only; see `Gossip._decline`
+    stands: bool = True  # it may be there to spare Celery's workers only; see `cluster.node`
+    objection: str | None = None  # why this node could not carry it out
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +122,15 @@ Input = Requested | Heard | Claimed | ClaimFailed | Gone | Tick
 
 @dataclass(frozen=True, slots=True)
 class PublishElect:
-    """Publish our `worker-elect` now, before anything slow, and tell it back as `Heard`."""
+    """Publish our `worker-elect` now, before anything slow, and tell it back as `Heard`.
+
+    With a clock to spare Celery's workers it has that clock, does not stand, and is not told back.
+    """
 
     id: str
     topic: str
     action: Any
+    spares_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ time of its start. Celery's workers tell no `inc`: their pid has to do.
 | a newer one, while the known one is alive           | `Lost` of the old, then `Joined`   |
 | an older one, or one that has left                  | nothing: it comes late             |
 | `offline` of the incarnation that is there          | `Left`                             |
-| nothing for two heartbeat intervals                 | `Lost`, at the next tick           |
+| nothing for two heartbeat intervals                 | `Lost`, at the next tick; see below |
 
 So an incarnation joins once. Whoever joined or returned goes once, by leaving or by being lost,
 and only who was lost can return. The newer of two is the one with the greater `inc`. Where one of
@@ -23,9 +23,12 @@ an `inc` is over for good; a pid may come back, so `online` begins another life 
 life that tells no process at all counts for the one that is there.
 
 Time is the caller's monotonic clock, never what a message says. A node is declared lost by a tick
-only. When two ticks lie further apart than `stall_s`, this process was stalled and heard nobody:
-it says so (`SelfDoubt`), and everybody gets a full grace period anew. One that is stalled all the
-time accuses nobody.
+only, and only if this node could have heard it, which the caller judges (`cluster.node`):
+
+- After `Deaf` nobody is lost before two of its intervals, and `GRACE_S`, have passed anew.
+- Where this node hears its own events, one of them must have come back an interval of the silent
+  node, and `ECHO_S`, after that node's last sign of life: then the next sign should have been heard
+  as well. A node that turns deaf has no such echo, whatever the intervals are.
 
 Anybody can claim to be a node, and one message is cheap. So a node is *established* only after it
 was heard `SIGNS_MIN` times, `SIGNS_SPACING_S` apart, over at least `ESTABLISHED_S`; until then it
@@ -54,7 +57,10 @@ from typing import Any, Final, Literal, NamedTuple
 NODES_MAX: Final = 5_000
 MEMORY_MAX: Final = 10_000
 MEMORY_S: Final = 300.0
-STALL_S: Final = 5.0
+# Others need that long to find their broker again.
+GRACE_S: Final = 5.0
+# Messages may be delayed by this much. Raising it forgives slow brokers and delays losses.
+ECHO_S: Final = 0.5
 
 # So many heartbeat intervals without a sign of life.
 PATIENCE: Final = 2
@@ -112,11 +118,18 @@ class Offline:
 
 
 @dataclass(frozen=True, slots=True)
+class Deaf:
+    """This node may have missed what was sent until now."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed; wanted about once a second, and oftener than `stall_s`."""
+    """Time has passed. `echo_at` is when an own event was last heard; None: that is not known."""
+
+    echo_at: float | None = None
 
 
-Input = Heard | Offline | Tick
+Input = Heard | Offline | Deaf | Tick
 
 
 # -- what comes out ----------------------------------------------------------------------------
@@ -151,14 +164,7 @@ class Lost:
     silent_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class SelfDoubt:
-    """This process was stalled for so long; nobody is accused on that account."""
-
-    stalled_s: float
-
-
-Effect = Joined | Returned | Left | Lost | SelfDoubt
+Effect = Joined | Returned | Left | Lost
 
 
 def is_alive(heard_at_s: float, freq_s: float, now_s: float) -> bool:
@@ -208,13 +214,11 @@ class Membership:
         nodes_max: int = NODES_MAX,
         memory_max: int = MEMORY_MAX,
         memory_s: float = MEMORY_S,
-        stall_s: float = STALL_S,
         freq_max_s: float = FREQ_MAX_S,
     ) -> None:
         assert nodes_max > 0, nodes_max
         assert memory_max > 0, memory_max
         self.hostname = hostname
-        self.stall_s = stall_s
         self.freq_max_s = freq_max_s
         self.forgotten_count = 0  # nodes, and memories, that had to make room
         self.refused_count = 0  # nodes that found no room
@@ -228,23 +232,22 @@ class Membership:
         self._by_signs: tuple[OrderedDict[str, None], ...] = tuple(
             OrderedDict() for _ in range(SIGNS_MIN)
         )
-        self._now = -math.inf
-        self._ticked_at: float | None = None
-        self._grace_at = -math.inf
+        self._now = self._deaf_until = -math.inf
 
     def step(self, what: Input, now: float) -> list[Effect]:
         """Take one input; the changes that follow from it, in their order."""
         # Callers on several threads may read the time in one order and get here in another.
         self._now = max(self._now, now)
-        if self._ticked_at is None:
-            self._ticked_at = self._now
         if isinstance(what, Heard):
             member = self._alive.get(what.hostname)
             if member is not None and is_of(what, member.node):  # nearly always
                 self._alive[what.hostname] = self._seen(member, what)
                 return []
         elif isinstance(what, Tick):
-            return self._tick()
+            return self._tick(what.echo_at)
+        elif isinstance(what, Deaf):
+            self._deaf_until = self._now
+            return []
         if what.hostname == self.hostname:
             return []
         node = self._named(Node(what.hostname, what.pid, what.inc))
@@ -391,25 +394,25 @@ class Membership:
         self._drop_signs(node.hostname)
         return [Left(node)]
 
-    def _tick(self) -> list[Effect]:
-        now, before = self._now, self._ticked_at
-        self._ticked_at = now
+    def _tick(self, echo_at: float | None) -> list[Effect]:
+        now = self._now
         self._expire_memories()
-        if before is not None and now - before > self.stall_s:
-            self._grace_at = now
-            return [SelfDoubt(now - before)]
-        grace_at, freq_max_s = self._grace_at, self.freq_max_s
-        gone = [
-            member
-            for member in self._alive.values()
-            if not is_alive(max(member.heard_at_s, grace_at), min(member.freq_s, freq_max_s), now)
-        ]
+        if now < self._deaf_until + GRACE_S:
+            return []
+        gone = [one for one in self._alive.values() if self._is_lost(one, echo_at)]
         for member in gone:
             hostname = member.node.hostname
             del self._alive[hostname]
             self._drop_signs(hostname)
             self._lost[hostname] = member._replace(alive=False)
         return [Lost(member.node, now - member.heard_at_s) for member in gone]
+
+    def _is_lost(self, member: Member, echo_at: float | None) -> bool:
+        since = max(member.heard_at_s, self._deaf_until)
+        freq_s = min(member.freq_s, self.freq_max_s)
+        if is_alive(since, freq_s, self._now):
+            return False
+        return echo_at is None or echo_at >= since + freq_s + ECHO_S
 
     # -- those who are over ------------------------------------------------------------
 

@@ -117,30 +117,10 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
-class Witness:
-    """Adjust our clock to this one, if it is one."""
+class Take:
+    """Take over a part of a reply: `clock`, `told`, `paused`, or `revoked` by a Celery worker."""
 
-    clock: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Merge:
-    """Take over what a node of our kind tells: `Revocations.merge`."""
-
-    told: Any
-
-
-@dataclass(frozen=True, slots=True)
-class MergeIds:
-    """Take over what a Celery worker tells: `Revocations.merge_ids`."""
-
-    ids: Any
-
-
-@dataclass(frozen=True, slots=True)
-class MergePauses:
-    """Take over which queues are paused: `Pauses.merge`."""
-
+    name: str
     told: Any
 
 
@@ -152,20 +132,18 @@ class Done:
     silent: tuple[str, ...]
 
 
-Effect = Hello | Witness | Merge | MergeIds | MergePauses | Done
+Effect = Hello | Take | Done
 
 
+@dataclass(slots=True)
 class _Exchange:
     """What goes on with one node."""
 
-    __slots__ = ("began_with", "hostname", "rounds", "seen", "until")
-
-    def __init__(self, hostname: str, own: Digest) -> None:
-        self.hostname = hostname
-        self.began_with = own
-        self.rounds = 0
-        self.seen: tuple[Digest, Digest | None] | None = None  # ours and its, at the last round
-        self.until: float | None = None  # how long an answer is waited for; None: it has come
+    hostname: str
+    began_with: Digest
+    rounds: int = 0
+    seen: tuple[Digest, Digest | None] | None = None  # ours and its, at the last round
+    until: float | None = None  # how long an answer is waited for; None: it has come
 
 
 class Mingle:
@@ -218,6 +196,11 @@ class Mingle:
     # -- questions ---------------------------------------------------------------------
 
     @property
+    def all_answered(self) -> bool:
+        """Whether everybody that is expected has answered; False where nobody knows whom."""
+        return self._expected is not None and not self._silent()
+
+    @property
     def busy(self) -> bool:
         """Whether `Done` is still to come."""
         return self._begun_at is not None
@@ -266,11 +249,11 @@ class Mingle:
         if type(reply) is not dict or "error" in reply:
             self.counts[BAD_REPLY] += 1
             return []
-        effects: list[Effect] = [Witness(reply["clock"])] if "clock" in reply else []
+        effects: list[Effect] = [Take("clock", reply["clock"])] if "clock" in reply else []
         if "digest" in reply:
             return effects + self._own_kind(hostname, reply)
         if reply.get("revoked"):
-            effects.append(MergeIds(reply["revoked"]))
+            effects.append(Take("revoked", reply["revoked"]))
         if first and self._revocations.any:
             arguments = {"from_node": self.own, "revoked": self._revocations.ids()}
             effects.append(Hello(hostname, arguments))
@@ -284,10 +267,7 @@ class Mingle:
             self._digests[hostname] = digest
         else:
             self.counts[BAD_DIGEST] += 1
-        effects: list[Effect] = [Merge(reply["told"])] if reply.get("told") else []
-        if reply.get("paused"):
-            effects.append(MergePauses(reply["paused"]))
-        return effects
+        return [Take(name, reply[name]) for name in ("told", "paused") if reply.get(name)]
 
     # -- comparing ---------------------------------------------------------------------
 
@@ -379,18 +359,19 @@ class Mingle:
     def _done(self, now: float) -> list[Effect]:
         if self._begun_at is None:
             return []
-        expected = self._expected
-        silent = tuple(one for one in expected or () if one not in self._answered)
         self._window_over = now >= self._begun_at + self._window_s
         if now < self._begun_at + self._limit_s:
-            if (expected is None or silent) and not self._window_over:
+            if not self.all_answered and not self._window_over:
                 return []
             if self._exchange is not None:
                 return []
         self._begun_at = None
         if self._exchange is None:
             self._digests.clear()
-        return [Done(tuple(self._answered), silent)]
+        return [Done(tuple(self._answered), self._silent())]
+
+    def _silent(self) -> tuple[str, ...]:
+        return tuple(one for one in self._expected or () if one not in self._answered)
 
 
 # -- the other side ----------------------------------------------------------------------------

@@ -16,6 +16,7 @@ sends arrives at the broker in its order, after some milliseconds.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from umbel.sim.nodes import Node
 
 LATENCY_MIN_S, LATENCY_MAX_S = 0.0005, 0.003
-TTL_S: Final = 5.0  # of events in a queue; see the wire format
+# Of events in a queue (`worker_gossip_queue_ttl`): so short that a stall loses some.
+TTL_S: Final = 1.0
 KEPT_MAX: Final = 1_000
 REDELIVERED_COUNT: Final = 3
 
@@ -44,19 +46,6 @@ class Noise:
 
 class Link:
     """The connection of one node."""
-
-    __slots__ = (
-        "arrived_at",
-        "deaf",
-        "delivered_at",
-        "epoch",
-        "got",
-        "kept",
-        "mute",
-        "node",
-        "outbox",
-        "up",
-    )
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -76,6 +65,7 @@ class Broker:
     __slots__ = ("_world", "delivered_count", "links", "lost_count", "noise")
 
     name = ""
+    ttl_s = math.inf  # of events that wait for a node that stands still
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -203,6 +193,7 @@ class AmqpModel(Broker):
     __slots__ = ()
 
     name = "amqp"
+    ttl_s = TTL_S
 
     def _stream(self, message: Message) -> int:
         return -1 if message.sender is None else message.sender.index

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from umbel.cluster.clock import CLOCK_MAX, FIRST_MAX, JUMP_MAX
 from umbel.cluster.election_words import FORGOTTEN, node_of
+from umbel.cluster.membership import Lost
 from umbel.sim.world import World
 
 if TYPE_CHECKING:
@@ -31,7 +32,9 @@ ENDS: Final = "every election ends"
 CARRIED_OUT: Final = "an election that was heard of is carried out, or refused"
 CLOCKS_GROW: Final = "clocks grow and stay finite"
 MEMBERSHIP: Final = "everybody knows who is there"
+NOT_LOST: Final = "a node that others can hear is not lost"
 REVOCATIONS: Final = "everybody has the same revocations"
+PAUSES: Final = "everybody knows the same queues to be paused"
 BOUNDS: Final = "tables stay within their bounds"
 
 
@@ -48,16 +51,6 @@ class Violation(NamedTuple):
 
 class Checks:
     """What has happened in a play, as far as rules are about it."""
-
-    __slots__ = (
-        "_world",
-        "acted_at",
-        "actions",
-        "failures",
-        "requested_at",
-        "violations",
-        "winners",
-    )
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -138,6 +131,23 @@ class Checks:
         """A clock has not grown."""
         self.violated(CLOCKS_GROW, f"{node.name} went from {before} to {after}")
 
+    def lost(self, play: Play, node: Node, gone: Lost) -> None:
+        """A node has marked another one as lost, which may have been there all the time.
+
+        Then it was this node that could not hear, unless messages were lost or delayed.
+        """
+        now = self._world.now
+        since = now - gone.silent_s
+        if play.noise_at <= now and since < play.calm_at:
+            return
+        for other in play.nodes:
+            if (other.name, other.inc) != (gone.node.hostname, gone.node.inc):
+                continue
+            is_well = other.alive and not other.paused and other.link.up and not other.link.mute
+            if is_well and other.well_since <= since:
+                seen = f"{node.name} has not heard {other.name} for {gone.silent_s:.1f} s"
+                self.violated(NOT_LOST, seen)
+
     # -- after calm --------------------------------------------------------------------
 
     def unsettled(self, play: Play) -> Iterator[tuple[str, str]]:
@@ -145,7 +155,7 @@ class Checks:
         alive = [node for node in play.nodes if node.alive]
         yield from _open_elections(alive)
         yield from _wrong_members(alive)
-        yield from _revocations_that_differ(alive)
+        yield from _knowledge_that_differs(alive)
         yield from _not_carried_out(play, alive, self.actions.keys() | self.failures.keys())
 
     def finish(self, play: Play) -> None:
@@ -187,8 +197,14 @@ def _wrong_members(alive: list[Node]) -> Iterator[tuple[str, str]]:
             yield MEMBERSHIP, f"{node.name} misses {missing}, wrongly knows {wrong}"
 
 
-def _revocations_that_differ(alive: list[Node]) -> Iterator[tuple[str, str]]:
+def _knowledge_that_differs(alive: list[Node]) -> Iterator[tuple[str, str]]:
+    if len({node.machine.summary() for node in alive}) < 2:
+        return
     for node in alive[1:]:
-        if node.summary != alive[0].summary:
-            known = [f"{one.name} knows {one.revocations.all()}" for one in (alive[0], node)]
+        two = (alive[0], node)
+        known = [f"{one.name} knows {one.revocations.all()}" for one in two]
+        if known[0].partition(" ")[2] != known[1].partition(" ")[2]:
             yield REVOCATIONS, ", ".join(known)
+        told = [one.machine.pauses.told() for one in two]
+        if told[0] != told[1]:
+            yield PAUSES, ", ".join(f"{one.name} knows {one.machine.pauses.told()}" for one in two)

@@ -13,6 +13,7 @@ node at a time, and end by themselves or at the latest when calm begins:
 | `break`     | a connection breaks and is there again soon                                       |
 | `partition` | some nodes lose the broker; or hear nothing, or are not heard, and do not know it |
 | `pause`     | a node stands still, often just when it claims                                    |
+| `hold`      | a node's listening thread stands still, while its heartbeats go on                |
 | `crash`     | a node dies, often just when it claims                                            |
 | `restart`   | a node stops, in order or not, and its next life begins                           |
 | `join`      | a new node comes                                                                  |
@@ -26,7 +27,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from umbel.cluster.clock import CLOCK_MAX, JUMP_MAX
-from umbel.cluster.election import read_elect
+from umbel.cluster.election_words import Heard
+from umbel.cluster.node import read
 from umbel.sim.brokers import Noise
 from umbel.sim.messages import ELECT, Message
 from umbel.wire.events import check
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from umbel.sim.plays import Play
 
 NOISE: Final = ("loss", "dup", "delay", "reorder", "register")
-INCIDENTS: Final = ("break", "partition", "pause", "crash", "restart", "join", "forge")
+INCIDENTS: Final = ("break", "partition", "pause", "hold", "crash", "restart", "join", "forge")
 # What elections are promised to withstand; `amnesia` is not among it.
 FAULTS: Final = NOISE + INCIDENTS
 UNSAFE: Final = ("amnesia",)
@@ -66,6 +68,7 @@ def begin_noise(play: Play, kinds: list[str], calm_at: float) -> None:
         play.register.noise_until = calm_at
     if kinds != ["register"]:
         play.broker.noise = noise
+        play.noise_at = play.world.now
     play.world.tell("fault", f"noise: {', '.join(kinds)}")
 
 
@@ -93,6 +96,11 @@ def happen_to(play: Play, kind: str, node: Node) -> None:
         if not node.paused:
             world.tell("fault", f"{node.name} stands still")
             node.paused = True
+            world.at(world.now + world.between(0.2, 8.0), _resume, play, node)
+    elif kind == "hold":
+        if not node.paused and not node.held_up:
+            world.tell("fault", f"{node.name} is held up")
+            node.held_up = True
             world.at(world.now + world.between(0.2, 8.0), _resume, play, node)
     elif kind == "crash":
         if sum(one.alive for one in play.nodes) > 1:  # nobody left means nothing to see
@@ -140,14 +148,11 @@ def _cut(play: Play, nodes: list[Node], for_s: float) -> None:
 def _mend(play: Play, node: Node) -> None:
     if node.alive and play.broker.mend(node.link):
         play.world.tell("fault", f"{node.name} is connected again")
-        if node.paused:
-            node.unaware = True  # it finds out when it goes on
-        else:
-            node.connected()
+        node.connected()
 
 
 def _resume(play: Play, node: Node) -> None:
-    if node.alive and node.paused:
+    if node.alive and (node.paused or node.held_up):
         play.world.tell("fault", f"{node.name} goes on")
         node.resume()
 
@@ -186,6 +191,7 @@ def _forge(play: Play) -> None:
         "action": None,
         "cver": 2,
         "inc": 7,
+        "umbel_series": 1,  # no sign of life: nobody is to wait for it
     }
     chance = world.dice()
     if chance < 0.3:
@@ -197,9 +203,9 @@ def _forge(play: Play) -> None:
         stranger[world.pick(_BAD_FIELDS)] = world.pick(_BAD_VALUES)
     play.forged_count += 1
     refusal = check(stranger)
-    heard = refusal or read_elect(stranger)
-    if isinstance(heard, str):
-        world.tell("stranger", f"is refused: {heard}")
+    heard = None if refusal else read(stranger)
+    if heard is None or not isinstance(heard.elect, Heard):
+        world.tell("stranger", f"is refused: {refusal or (heard and heard.elect)}")
         return
-    world.tell("stranger", f"stands for {heard.id}, clock {heard.clock}")
-    play.broker.publish(None, Message(ELECT, None, heard.clock, None, heard))
+    world.tell("stranger", f"stands for {heard.elect.id}, clock {heard.clock}")
+    play.broker.publish(None, Message(ELECT, None, heard))

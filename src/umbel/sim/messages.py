@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from umbel.cluster import membership
-
 if TYPE_CHECKING:
     from umbel.sim.nodes import Node
 
-# Events: they carry a clock, and a sign of life.
+# Events: `cluster.node.Heard`.
 BEAT: Final = 0
 ONLINE: Final = 1
 OFFLINE: Final = 2
@@ -21,26 +19,20 @@ ELECT: Final = 3
 # Control messages.
 REQUEST: Final = 4
 REVOKE: Final = 5
-HELLO: Final = 6
-REPLY: Final = 7
+PAUSE: Final = 6
+HELLO: Final = 7
+REPLY: Final = 8
 # Answers of the register.
-ANSWER: Final = 8
+ANSWER: Final = 9
 
+EVENT_TYPES: Final = ("worker-heartbeat", "worker-online", "worker-offline", "worker-elect")
 EVENT_LAST: Final = ELECT
 
 
 class Message:
     """One message; `sender` is None for clients and strangers."""
 
-    __slots__ = ("body", "clock", "kind", "sender", "sign")
+    __slots__ = ("body", "kind", "sender")
 
-    def __init__(
-        self,
-        kind: int,
-        sender: Node | None,
-        clock: Any = 0,
-        sign: membership.Heard | membership.Offline | None = None,
-        body: Any = None,
-    ) -> None:
-        self.kind, self.sender, self.clock = kind, sender, clock
-        self.sign, self.body = sign, body
+    def __init__(self, kind: int, sender: Node | None, body: Any = None) -> None:
+        self.kind, self.sender, self.body = kind, sender, body

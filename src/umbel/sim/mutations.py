@@ -6,34 +6,27 @@ broken by it: `umbel sim --mutation no-register --seeds 100`.
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, TypeVar
 
-from umbel.cluster import election
 from umbel.cluster.clock import Clock
-from umbel.cluster.election import Claim, Effect, Elections, Gone, Input
+from umbel.cluster.election import Elections
+from umbel.cluster.election_words import Effect, Gone, Input
+from umbel.cluster.node import Effect as NodeEffect
+from umbel.cluster.node import Heard, NodeMachine
 from umbel.cluster.refusals import Refusals
 from umbel.sim import checks
 from umbel.sim.plays import Parts
 from umbel.sim.registers import Register
 
-
-class NoRegister(Register):
-    """Every claim wins."""
-
-    __slots__ = ()
-
-    def _execute(self, claim: Claim, _: Any = None) -> Any:
-        self.records.pop(claim.id, None)
-        return super()._execute(claim)
+T = TypeVar("T")
 
 
 class NoOvertaking(Elections):
     """Only the lowest in rank ever claims, and the dead keep their rank."""
 
-    def __init__(self, own: election.Candidate, **options: Any) -> None:
-        super().__init__(own, **{**options, "step_s": 1e6})
-
     def step(self, what: Input, now: float) -> list[Effect]:
+        self._step_s = 1e6
         return [] if isinstance(what, Gone) else super().step(what, now)
 
 
@@ -49,35 +42,29 @@ class NoTombstones(Elections):
 class SameToken(Elections):
     """The token is that of the node, whatever election it claims, and tombstones are few."""
 
-    def __init__(self, own: election.Candidate, **options: Any) -> None:
-        super().__init__(own, **{**options, "tombstones_max": 1})
-
     def step(self, what: Input, now: float) -> list[Effect]:
-        self._opened_count = 0
+        self._opened_count, self._tombstones_max = 0, 1
         return super().step(what, now)
 
 
-class NoRefusals(Refusals):
-    """Who refuses an election does not care what comes of it."""
+class NoHearing(NodeMachine):
+    """Events whose clock is refused are dropped: who has taken over a forged one is not heard."""
 
-    def step(self, what: Any, now: float) -> list[Any]:
+    def _heard(self, what: Heard, now: float) -> list[NodeEffect]:
+        if what.clock is None or self.clock.accepts(what.clock):
+            return super()._heard(what, now)
+        self.clock.adjust(what.clock)
         return []
 
 
-class NoBounds(Elections):
-    """Tables grow as they like."""
-
-    def __init__(self, own: election.Candidate, **_: Any) -> None:
-        super().__init__(own)
+def _without(part: type[T], **methods: Callable[..., Any]) -> type[T]:
+    """A part some of whose methods do something else."""
+    return type(f"Without{part.__name__}", (part,), methods)
 
 
-class GullibleClock(Clock):
-    """Whatever it hears is believed."""
-
-    __slots__ = ()
-
-    def accepts(self, other: Any) -> bool:
-        return isinstance(other, int)
+def _claim_wins(register: Register, claim: Any, _: Any = None) -> Any:
+    register.records.pop(claim.id, None)
+    return Register._execute(register, claim)
 
 
 class Mutation(NamedTuple):
@@ -89,17 +76,45 @@ class Mutation(NamedTuple):
 
 
 MUTATIONS: Final = {
-    "no-register": Mutation(Parts(register=NoRegister), checks.ONE_ACTION),
+    "no-register": Mutation(
+        Parts(register=_without(Register, _execute=_claim_wins)), checks.ONE_ACTION
+    ),
     "no-overtaking": Mutation(Parts(elections=NoOvertaking), checks.CARRIED_OUT, ("crash",)),
     "no-tombstones": Mutation(Parts(elections=NoTombstones), checks.STANDS_ONCE, ("dup",)),
     "same-token": Mutation(Parts(elections=SameToken), checks.ONE_ACTION, ("dup",)),
-    "no-refusals": Mutation(Parts(refusals=NoRefusals), checks.CARRIED_OUT, ("refuse",)),
-    "no-bounds": Mutation(Parts(elections=NoBounds), checks.BOUNDS),
-    "gullible-clock": Mutation(Parts(clock=GullibleClock), checks.CLOCKS_GROW, ("forge",)),
-    # Heartbeats tell nothing of revocations: what a node has missed it never learns.
-    "no-comparing": Mutation(Parts(compares=False), checks.REVOCATIONS, ("loss",)),
+    # Who refuses an election does not care what comes of it.
+    "no-refusals": Mutation(
+        Parts(refusals=_without(Refusals, step=lambda *_: [])), checks.CARRIED_OUT, ("refuse",)
+    ),
+    "no-bounds": Mutation(Parts(elections=lambda own, **_: Elections(own)), checks.BOUNDS),
+    "gullible-clock": Mutation(
+        Parts(clock=_without(Clock, accepts=lambda _, other: isinstance(other, int))),
+        checks.CLOCKS_GROW,
+        ("forge",),
+    ),
+    # What heartbeats tell of revocations is ignored: what a node has missed it never learns.
+    "no-comparing": Mutation(
+        Parts(machine=_without(NodeMachine, _compare=lambda *_: None)),
+        checks.REVOCATIONS,
+        ("loss",),
+    ),
     # Whoever dies after its first `worker-elect`, before its first heartbeat, seems to live on.
     "no-interval": Mutation(Parts(elect_tells_freq=False), checks.MEMBERSHIP, ("join", "crash")),
-    # A node that has taken over a forged clock is not heard by the others any more.
-    "no-hearing": Mutation(Parts(drops_refused=True), checks.MEMBERSHIP, ("forge", "join", "loss")),
+    "no-hearing": Mutation(Parts(machine=NoHearing), checks.MEMBERSHIP, ("forge", "join", "loss")),
+    # Whether its own heartbeats come back is nothing to a node.
+    "no-echo": Mutation(
+        Parts(machine=_without(NodeMachine, _echo=lambda _: None)), checks.NOT_LOST, ("partition",)
+    ),
+    # It does not notice that it was held up.
+    "no-hold-up": Mutation(
+        Parts(machine=_without(NodeMachine, _was_held_up=lambda *_: False)),
+        checks.NOT_LOST,
+        ("hold",),
+    ),
+    # Once it hears again it looks for lost nodes at once.
+    "no-grace": Mutation(
+        Parts(machine=_without(NodeMachine, _judge_itself=lambda *_: [])),
+        checks.NOT_LOST,
+        ("partition",),
+    ),
 }

@@ -1,36 +1,39 @@
-"""One simulated worker: the state machines of `umbel.cluster`, wired as a worker wires them.
+"""One simulated worker: the machine of a node (`umbel.cluster.node`), and what is around it.
 
-| what comes                | what is done                                                       |
-| ------------------------- | ------------------------------------------------------------------ |
-| an event of another node  | its clock is witnessed, unless it is out of bounds; membership,    |
-|                           | and for `worker-elect` the elections, hear of it all the same      |
-| an own event              | the clock goes forward                                             |
-| `election`, `revoke`      | the elections, or the refusals of who refuses; the revocations     |
-| `hello`, and replies      | `mingle.answer`, and `Mingle`                                      |
-| the heart, every 2 s      | a heartbeat with a summary of the revocations; membership's tick   |
-| whoever membership loses  | elections and mingle do not wait for it any more                   |
+The machine decides everything, as in a worker. Here it gets a clock, a connection, and messages
+that are read by the same code as those from a real broker; what it answers goes out over the
+simulated broker and register.
+
+A node has two threads, as far as it matters here. The *heart* sends a heartbeat every 2 s, or as
+slowly as the machine says. The other one *listens*, and gives the machine a tick twice a second and
+whenever something is due. A *paused* node does nothing at all; in one that is *held up* only the
+listening thread stands still. What comes in meanwhile waits, timers are late, and afterwards either
+timers or messages come first.
 
 A node has clocks of its own: its monotonic time and its wall clock differ from the world's by
-something that nobody else knows. A *paused* node does nothing; what comes in waits, and its timers
-are late. A node that has crashed never comes back: a restart makes another one of the same name.
+something that nobody else knows. A node that has crashed never comes back: a restart makes another
+one of the same name.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from umbel.cluster import election, membership, mingle
-from umbel.cluster.election import Elections
-from umbel.cluster.mingle import Mingle
-from umbel.cluster.refusals import ClaimRefusal, Declined, Refusals
-from umbel.cluster.refusals import Input as RefusalInput
-from umbel.cluster.revocations import Revocation, Revocations
+from umbel.cluster import election_words as election
+from umbel.cluster import membership, mingle
+from umbel.cluster import node as nodes
+from umbel.cluster.agreed_time import AgreedTime
+from umbel.cluster.refusals import ClaimRefusal, Fail
+from umbel.cluster.revocations import Revocations
 from umbel.sim.brokers import Link
 from umbel.sim.messages import (
     ANSWER,
     BEAT,
     ELECT,
     EVENT_LAST,
+    EVENT_TYPES,
     HELLO,
     OFFLINE,
     ONLINE,
@@ -44,49 +47,16 @@ if TYPE_CHECKING:
     from umbel.sim.plays import Play
 
 FREQ_S: Final = 2.0
+TURN_S: Final = 0.5
 # Timers are a little late, and how late depends on the dice.
 TIMER_LATE_S: Final = 0.02
 WALL_S: Final = 1_000_000.0
 
-_ELECTION_TICK = election.Tick()
-_MEMBERSHIP_TICK = membership.Tick()
-_MINGLE_TICK = mingle.Tick()
+Asking = TypeVar("Asking", election.Requested, election.Heard)
 
 
 class Node:
     """See the module's text."""
-
-    __slots__ = (
-        "_beat_count",
-        "_late_beat",
-        "_late_wake",
-        "_other",
-        "_play",
-        "_stamped",
-        "_summary",
-        "_wake_at",
-        "_world",
-        "alive",
-        "backlog",
-        "clock",
-        "elections",
-        "inc",
-        "index",
-        "informed",
-        "link",
-        "members",
-        "mingle",
-        "name",
-        "paused",
-        "pid",
-        "refusals",
-        "refused",
-        "revocations",
-        "shift_s",
-        "sign",
-        "unaware",
-        "wall_shift_s",
-    )
 
     def __init__(self, play: Play, index: int, life: int) -> None:
         world = self._world = play.world
@@ -99,60 +69,79 @@ class Node:
         self.wall_shift_s = 4.0 * world.dice() - 2.0
         parts = play.parts
         self.clock = parts.clock()
-        self.members = membership.Membership(self.name)
+        self.machine = parts.machine(
+            self.name,
+            clock=self.clock,
+            wall=AgreedTime(self.wall_s),
+            revocations=Revocations(self.wall_s),
+            beat_s=FREQ_S,
+            check_s=play.check_s,
+            nodes_full=play.nodes_full,
+        )
         own = election.Candidate(self.name, self.pid, self.inc)
-        self.elections: Elections = parts.elections(own, **play.limits)
-        self.refusals: Refusals = parts.refusals(own)
+        self.elections = parts.elections(own, **play.limits)
+        self.machine.take_part(self.elections, parts.refusals(own), self.now)
+        self.members = self.machine.membership
+        self.revocations = self.machine.revocations
         self.refused: set[str] = set()  # ids of elections that this node was asked for and refused
-        self.revocations = Revocations(self.wall_s)
-        self.mingle = Mingle(self.name, revocations=self.revocations)
         self.link = Link(self)
         self.alive = True
-        self.paused = False
-        self.unaware = False  # of having been connected anew during a pause
-        self.backlog: list[Message] = []
+        self.paused = self.held_up = False
+        self.well_since = world.now  # since when others can hear it
+        self.unaware = False  # of having been connected anew while it stood still
+        self.backlog: list[tuple[float, Message]] = []
         self.informed: set[str] = set()  # ids of elections that this node has opened
-        self.sign = membership.Heard(self.name, self.pid, self.inc, FREQ_S)
-        freq_s = FREQ_S if parts.elect_tells_freq else None
-        self._other = membership.Heard(self.name, self.pid, self.inc, freq_s, "other")
-        self._summary: str | None = ""
+        self.beat_s = FREQ_S
         self._stamped = 0
-        self._beat_count = life  # so that nodes do not all look for lost ones at the same beat
-        self._wake_at: float | None = None
-        self._late_beat = self._late_wake = False
+        self._turn_at: float | None = None
+        self._beat_at: float | None = None
+        self._late_beat = self._late_turn = False
 
     # -- life --------------------------------------------------------------------------
 
     def start(self) -> None:
         """Connect, say so, and greet the others."""
-        self._world.at(self._world.now + FREQ_S * self._world.dice(), self.beat)
-        self.connected(known=False)
+        self.begin()
+        self.greet(None)
 
-    def connected(self, *, known: bool = True) -> None:
-        """The connection is there, or there again."""
+    def begin(self) -> None:
+        """Start both threads."""
+        self._beat_within(FREQ_S * self._world.dice())
+        self._plan()
+
+    def connected(self) -> None:
+        """The connection is there again; the listening thread finds out that it was away."""
+        if self.paused or self.held_up:
+            self.unaware = True
+        else:
+            self._do(nodes.Tick(connected=False))
+            self.greet([one.node.hostname for one in self.members.alive()])
+        if not self.paused:
+            self.well_since = self._world.now
+
+    def greet(self, expected: Sequence[str] | None) -> None:
+        """Say that this node is there, with what has waited for the connection, and mingle."""
         waiting, self.link.outbox = self.link.outbox, []
-        online = membership.Heard(self.name, self.pid, self.inc, FREQ_S, "online")
-        self.publish(Message(ONLINE, self, self.stamp(), online, self._told_summary()))
+        self.publish_event(ONLINE, revoked=self.machine.summary())
         for message in waiting:
             self.publish(message)
-        expected = [one.node.hostname for one in self.members.alive()] if known else None
-        self._carry_out_mingle(self.mingle.step(mingle.Begin(expected), self.now))
-        self._plan()
+        self._do(mingle.Begin(expected))
 
     def stop(self) -> None:
         """Leave in order."""
-        offline = membership.Offline(self.name, self.pid, self.inc)
-        self.publish(Message(OFFLINE, self, self.stamp(), offline))
+        self.publish_event(OFFLINE)
         self.alive = False
 
     def restore(self, before: Node) -> None:
         """Take over what a former life kept on disk."""
         self.clock.adjust(before.clock.value)
-        self._note_revoked(self.revocations.restore(before.revocations.all(), self.wall_s()))
+        self.revocations.restore(before.revocations.all(), self.wall_s())
 
     def resume(self) -> None:
-        """Go on after a pause, with what has waited, timers first or messages first."""
-        self.paused = False
+        """Go on after a pause, or a hold-up, with what has waited."""
+        if self.paused:
+            self.well_since = self._world.now
+        self.paused = self.held_up = False
         if self.unaware:
             self.unaware = False
             self.connected()
@@ -160,18 +149,20 @@ class Node:
         if timers_first:
             self._run_late_timers()
         backlog, self.backlog = self.backlog, []
-        for message in backlog:
-            self.receive(message)
+        oldest = self._world.now - self._play.broker.ttl_s
+        for at, message in backlog:
+            if at >= oldest or message.kind > EVENT_LAST:
+                self.receive(message)
         if not timers_first:
             self._run_late_timers()
 
     def _run_late_timers(self) -> None:
-        if self._late_wake:
-            self._late_wake = False
-            self.wake(self._wake_at)
+        if self._late_turn:
+            self._late_turn = False
+            self.turn(self._turn_at)
         if self._late_beat:
             self._late_beat = False
-            self.beat()
+            self.beat(self._beat_at)
 
     # -- time --------------------------------------------------------------------------
 
@@ -184,75 +175,68 @@ class Node:
         """This node's wall clock."""
         return WALL_S + self._world.now + self.wall_shift_s
 
-    def beat(self, _a: None = None, _b: None = None) -> None:
-        """The heart: a heartbeat goes out, and lost nodes are looked for at every second one."""
-        if not self.alive:
+    def _beat_within(self, seconds: float) -> None:
+        at = self._world.now + seconds
+        if self._beat_at is None or at < self._beat_at:
+            self._beat_at = at
+            self._world.at(at, self.beat, at)
+
+    def beat(self, wanted: float | None, _: None = None) -> None:
+        """The heart."""
+        if not self.alive or wanted != self._beat_at:
             return
         if self.paused:
             self._late_beat = True
             return
-        world = self._world
         self._play.checks.tables(self._play, self)
-        self._beat_count += 1
-        if self._beat_count & 1 or self._play.looks_often:
-            effects = self.members.step(_MEMBERSHIP_TICK, self.now)
-            if effects:
-                self._carry_out_membership(effects)
         if self.link.up:
-            clock = self.stamp()
-            world.note(clock)
-            self.publish(Message(BEAT, self, clock, self.sign, self._told_summary()))
-        world.at(world.now + FREQ_S, self.beat)
+            self._world.note(self.publish_event(BEAT, revoked=self.machine.summary()).clock or 0)
+        self._beat_at = None
+        self._beat_within(self.beat_s)
 
-    def wake(self, wanted: float | None, _: None = None) -> None:
-        """A timer of elections or of mingle."""
-        if not self.alive or wanted != self._wake_at:
+    def turn(self, wanted: float | None, _: None = None) -> None:
+        """The listening thread looks at what is due."""
+        if not self.alive or wanted != self._turn_at:
             return
-        if self.paused:
-            self._late_wake = True
+        if self.paused or self.held_up:
+            self._late_turn = True
             return
-        self._wake_at = None
-        now = self.now
-        if len(self.elections):
-            self._carry_out_elections(self.elections.step(_ELECTION_TICK, now))
-        if len(self.refusals):
-            self._follow(_ELECTION_TICK)
-        if self.mingle.due_at is not None:
-            self._carry_out_mingle(self.mingle.step(_MINGLE_TICK, now))
+        self._turn_at = None
+        self._do(nodes.Tick(self.link.up))
+        if self.machine.mingle.due_at is not None:
+            self._do(mingle.Tick())
         self._plan()
 
     def _plan(self) -> None:
         """Set the timer to whatever is due first."""
-        due = self.elections.due_at
-        for other in (self.mingle.due_at, self.refusals.due_at):
-            if due is None or (other is not None and other < due):
-                due = other
-        if due is None:
-            return
-        when = max(due - self.shift_s, self._world.now) + TIMER_LATE_S * self._world.dice() + 1e-6
-        if self._wake_at is None or when < self._wake_at:
-            self._wake_at = when
-            self._world.at(when, self.wake, when)
+        world = self._world
+        when = world.now + TURN_S
+        for due in (self.machine.due_at, self.machine.mingle.due_at):
+            if due is not None and due - self.shift_s < when:
+                when = max(due - self.shift_s, world.now)
+        if self._turn_at is None or when < self._turn_at:
+            self._turn_at = when = when + TIMER_LATE_S * world.dice() + 1e-6
+            world.at(when, self.turn, when)
 
     # -- messages ----------------------------------------------------------------------
 
-    def stamp(self) -> int:
-        """The clock of something that is sent."""
+    def event(self, kind: int, clock: int = 0, **fields: Any) -> nodes.Heard:
+        """An event of this node, as all others read it."""
+        if self._play.parts.elect_tells_freq or kind != ELECT:
+            fields["freq"] = self.beat_s
+        who = {"hostname": self.name, "pid": self.pid, "inc": self.inc}
+        stamps = {"type": EVENT_TYPES[kind], "timestamp": self.wall_s(), "clock": clock}
+        return nodes.read({**who, **stamps, **fields})
+
+    def publish_event(self, kind: int, **fields: Any) -> nodes.Heard:
+        """Stamp an event and send it."""
         clock = self.clock.forward()
         if clock <= self._stamped:
             self._play.checks.clock_stands(self, self._stamped, clock)
         self._stamped = clock
-        return clock
-
-    @property
-    def summary(self) -> str:
-        """What the revocations come to."""
-        if self._summary is None:
-            self._summary = mingle.summary_of(self.revocations)
-        return self._summary
-
-    def _told_summary(self) -> str | None:
-        return self.summary if self._play.parts.compares else None
+        event = self.event(kind, clock, **fields)
+        self.publish(Message(kind, self, event))
+        return event
 
     def publish(self, message: Message, to: int | None = None) -> None:
         """Send a message."""
@@ -260,181 +244,120 @@ class Node:
 
     def receive(self, message: Message) -> None:
         """A message has come."""
-        if self.paused:
-            self.backlog.append(message)
+        kind = message.kind
+        if self.paused or (self.held_up and (kind <= EVENT_LAST or kind == ANSWER)):
+            self.backlog.append((self._world.now, message))
         elif self.alive:
-            kind = message.kind
             if kind <= EVENT_LAST:
-                self._hear(message, kind)
+                self._hear(message.body, kind)
             else:
                 self._obey(message, kind)
 
-    def _hear(self, message: Message, kind: int) -> None:
+    def _hear(self, heard: nodes.Heard, kind: int) -> None:
         """An event."""
-        clock = self.clock
-        if message.sender is self:
-            clock.forward()
-            return
+        if isinstance(heard.elect, election.Heard):
+            heard = heard._replace(elect=self._judged(heard.elect))
+        clock, told = self.clock, heard.clock or 0
         refused_count, before = clock.refused, clock.value
-        after = clock.adjust(message.clock)
-        if clock.refused != refused_count:
-            if self._play.parts.drops_refused:
-                return
-        elif after <= before or after <= message.clock:
-            self._play.checks.clock_stands(self, before, after)
-        now = self._world.now + self.shift_s
-        if message.sign is not None:
-            changes = self.members.step(message.sign, now)
-            if changes:
-                self._carry_out_membership(changes)
-        if kind == ELECT and self._play.refuses(self, message.body.id):
-            self._follow(message.body)
-        elif kind == ELECT:
-            effects = self.elections.step(message.body, now)
-            if effects:
-                self._carry_out_elections(effects)
-        elif message.body != self._summary or self.mingle.differing:
-            self._compare(message, now)
-
-    def _compare(self, message: Message, now: float) -> None:
-        """A heartbeat tells of other revocations than ours, or did so before."""
-        if message.body is None:
-            return
-        assert message.sender is not None
-        name, agrees = message.sender.name, message.body == self.summary
-        if agrees is (name in self.mingle.differing):  # otherwise it is nothing new
-            self.mingle.step(mingle.Compared(name, agrees), now)
+        effects = self.machine.step(heard, self._world.now + self.shift_s)
+        least = before if heard.hostname == self.name else max(before, told)
+        if clock.value <= least and clock.refused == refused_count:
+            self._play.checks.clock_stands(self, before, clock.value)
+        if effects:
+            self._carry_out(effects)
+        if kind != BEAT or effects:
             self._plan()
 
     def _obey(self, message: Message, kind: int) -> None:
         """A control message, or an answer of the register."""
-        if kind in (ANSWER, REQUEST) and self._play.refuses(self, message.body.id):
-            what = message.body
-            if kind == REQUEST:
-                self.refused.add(what.id)
-                what = Declined(what.id, f"{self.name} refuses {what.id}")
-            self._follow(what)
-        elif kind in (ANSWER, REQUEST):
-            self._carry_out_elections(self.elections.step(message.body, self.now))
-            if isinstance(message.body, election.ClaimFailed):
-                self._plan()
-        elif kind == REVOKE:
-            task_id, stamp_s = message.body
-            stamp_s = self.wall_s() if stamp_s is None else stamp_s
-            self._note_revoked(self.revocations.revoke(task_id, stamp_s))
-        elif kind == HELLO:
-            self._answer_hello(message)
+        what = message.body
+        if kind == REVOKE:
+            task_id, stamp_s = what
+            self.revocations.revoke(task_id, self.wall_s(), stamp_s)
+        elif kind == REPLY:
+            if what[0] is self:  # not a former life
+                for one in (what[1], nodes.CallEnded(), mingle.Tick()):
+                    self._do(one)
         else:
-            self._hear_reply(message)
+            self._do(self._judged(what) if kind == REQUEST else what, message.sender)
 
-    # -- elections ---------------------------------------------------------------------
+    def _judged(self, what: Asking) -> Asking:
+        if not self._play.refuses(self, what.id):
+            return what
+        if isinstance(what, election.Requested):
+            self.refused.add(what.id)
+        return replace(what, objection="is refused here")
 
-    def _carry_out_elections(self, effects: list[election.Effect]) -> None:
-        play = self._play
-        for effect in effects:
-            kind = type(effect)
-            if kind is election.PublishElect:
-                self._publish_elect(effect)  # type: ignore[arg-type]
-            elif isinstance(effect, election.Claim):
-                if self._world.story is not None:
-                    self._world.remark(self.name, f"claims {effect.id}")
-                play.register.claim(self, effect)
-                play.claimed(self)
-            elif isinstance(effect, election.Act):
-                self._act(effect, effects[-1])
-            elif isinstance(effect, election.Decided):
-                play.checks.decided(self, effect.id, effect.winner)
+    # -- what the machine answers ------------------------------------------------------
 
-    def _act(self, act: election.Act, decided: election.Effect) -> None:
-        assert isinstance(decided, election.Decided), decided
-        token = decided.winner or ""
-        if self._play.register.acts(act.topic):
-            self._play.checks.learned_of_action(act.id, token)
-        else:
-            self._play.checks.acted(act.id, token)
-
-    def _follow(self, what: RefusalInput) -> None:
-        """What others do about an election that this node refuses."""
-        for effect in self.refusals.step(what, self.now):
-            if isinstance(effect, ClaimRefusal):
-                claim = election.Claim(effect.id, "refusal", None, effect.token)
-                self._play.register.claim(self, claim)
-                self._play.claimed(self)
-            else:
-                self._play.checks.failed(self, effect.id)
+    def _do(self, what: nodes.Input, asking: Node | None = None) -> None:
+        effects = self.machine.step(what, self.now)
+        if effects:
+            self._carry_out(effects, asking)
         self._plan()
 
-    def _publish_elect(self, effect: election.PublishElect) -> None:
-        clock = self.stamp()
-        heard = election.Heard(
-            effect.id, effect.topic, effect.action, clock, self.name, self.pid, self.inc
-        )
+    def _carry_out(self, effects: list[nodes.Effect], asking: Node | None = None) -> None:
+        for effect in effects:
+            if isinstance(effect, nodes.BeatSlower):
+                self.beat_s = FREQ_S * effect.times
+                self._beat_within(self.beat_s)
+            elif isinstance(effect, nodes.Reply):
+                assert asking is not None
+                reply = asking, mingle.Answered(self.name, effect.fields)
+                self.publish(Message(REPLY, self, reply), asking.index)
+            elif isinstance(effect, mingle.Hello):
+                to = None if effect.destination is None else int(effect.destination[1:]) - 1
+                self.publish(Message(HELLO, self, nodes.Greeted(effect.arguments)), to)
+            elif isinstance(effect, membership.Effect | nodes.SelfDoubt | mingle.Done):
+                self._report(effect)
+            elif isinstance(effect, nodes.Learned | nodes.Paused):
+                self._world.note(len(effect.changed))
+            else:
+                self._elect(effect, effects[-1])
+
+    def _elect(self, effect: nodes.Effect, last: nodes.Effect) -> None:
+        play = self._play
+        if isinstance(effect, election.PublishElect):
+            self._stand(effect)
+        elif isinstance(effect, election.Claim | ClaimRefusal):
+            self._remark(f"claims {effect.id}")
+            play.register.claim(self, effect)
+            play.claimed(self)
+        elif isinstance(effect, election.Act):
+            assert isinstance(last, election.Decided), last
+            did = play.checks.learned_of_action if play.register.acts(effect) else play.checks.acted
+            did(effect.id, last.winner or "")
+        elif isinstance(effect, election.Decided):
+            play.checks.decided(self, effect.id, effect.winner)
+        elif isinstance(effect, Fail):
+            play.checks.failed(self, effect.id)
+
+    def _stand(self, effect: election.PublishElect) -> None:
         if effect.id in self.informed:
             self._play.checks.stood_again(self, effect.id)
         self.informed.add(effect.id)
-        if self._world.story is not None:
-            self._world.remark(self.name, f"stands for {effect.id}, clock {clock}")
-        self.publish(Message(ELECT, self, clock, self._other, heard))
-        self._carry_out_elections(self.elections.step(heard, self.now))
-        self._plan()
+        event = self.publish_event(
+            ELECT, id=effect.id, topic=effect.topic, action=effect.action, cver=2
+        )
+        self._remark(f"stands for {effect.id}, clock {event.clock}")
+        assert isinstance(event.elect, election.Heard), event
+        self._do(event.elect)
 
-    # -- membership --------------------------------------------------------------------
-
-    def _carry_out_membership(self, effects: list[membership.Effect]) -> None:
-        for effect in effects:
-            if isinstance(effect, membership.SelfDoubt):
-                self._world.tell(self.name, f"was stalled for {effect.stalled_s:.1f} s")
-                continue
+    def _report(self, effect: membership.Effect | nodes.SelfDoubt | mingle.Done) -> None:
+        if isinstance(effect, nodes.SelfDoubt):
+            self._world.tell(self.name, f"has heard nobody for {effect.deaf_s:.1f} s")
+        elif isinstance(effect, mingle.Done):
+            self._remark(f"has mingled with {len(effect.answered)}")
+        else:
             other = effect.node
             self._world.note(other.inc or 0)
-            if self._world.story is not None:
-                said = f"{_SAID[type(effect)]} {other.hostname} (life {other.inc})"
-                self._world.remark(self.name, said)
-            if isinstance(effect, membership.Lost | membership.Left):
-                self.elections.step(election.Gone(other.hostname), self.now)
-                self._follow(election.Gone(other.hostname))
-                self.mingle.step(mingle.Gone(other.hostname), self.now)
-                self._plan()
+            self._remark(f"{_SAID[type(effect)]} {other.hostname} (life {other.inc})")
+            if isinstance(effect, membership.Lost):
+                self._play.checks.lost(self._play, self, effect)
 
-    # -- revocations -------------------------------------------------------------------
-
-    def _note_revoked(self, changed: list[Revocation]) -> None:
-        if changed:
-            self._summary = None
-            self._world.note(len(changed))
-
-    def _answer_hello(self, message: Message) -> None:
-        asking = message.sender
-        assert asking is not None
-        answer = mingle.answer(self.name, message.body, self.revocations, self.wall_s())
-        if answer is None:
-            return
-        self._note_revoked(answer.changed)
-        reply = {**answer.reply, "clock": self.stamp()}
-        self.publish(Message(REPLY, self, 0, None, (asking, self.name, reply)), asking.index)
-
-    def _hear_reply(self, message: Message) -> None:
-        asking, hostname, reply = message.body
-        if asking is not self:
-            return  # for a former life
-        now = self.now
-        self._carry_out_mingle(self.mingle.step(mingle.Answered(hostname, reply), now))
-        self._carry_out_mingle(self.mingle.step(_MINGLE_TICK, now))
-        self._plan()
-
-    def _carry_out_mingle(self, effects: list[mingle.Effect]) -> None:
-        for effect in effects:
-            if isinstance(effect, mingle.Hello):
-                to = None if effect.destination is None else int(effect.destination[1:]) - 1
-                self.publish(Message(HELLO, self, 0, None, effect.arguments), to)
-            elif isinstance(effect, mingle.Witness):
-                self.clock.adjust(effect.clock)
-            elif isinstance(effect, mingle.Merge):
-                self._note_revoked(self.revocations.merge(effect.told, self.wall_s()))
-            elif isinstance(effect, mingle.MergeIds):
-                self._note_revoked(self.revocations.merge_ids(effect.ids, self.wall_s()))
-            elif isinstance(effect, mingle.Done) and self._world.story is not None:
-                self._world.remark(self.name, f"has mingled with {len(effect.answered)}")
+    def _remark(self, text: str) -> None:
+        if self._world.story is not None:
+            self._world.remark(self.name, text)
 
 
 _SAID: dict[type[Any], str] = {

@@ -1,34 +1,39 @@
 """One seed: a cluster, some elections and revocations, some faults, then calm.
 
 The seed chooses the broker, the nodes, the faults and the times, unless the caller does. Faults go
-on for some seconds; then all of them end at once, and the cluster gets up to nine seconds to set
-itself right. The play ends as soon as it has; or, one time in thirty, when the time is over: what
-is right once must stay right.
+on for some seconds; then all of them end at once, and the cluster gets up to nine seconds, or as
+much longer as its heartbeats are slow, to set itself right. The play ends as soon as it has; or,
+one time in thirty, when the time is over: what is right once must stay right.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from umbel.cluster.clock import Clock
-from umbel.cluster.election import Elections, Requested
-from umbel.cluster.election_words import REFUSING
+from umbel.cluster.election import Elections
+from umbel.cluster.election_words import REFUSING, Requested
+from umbel.cluster.membership import ESTABLISHED_S, SIGNS_SPACING_S
+from umbel.cluster.node import NODES_FULL, NodeMachine, PauseCommanded
 from umbel.cluster.refusals import Refusals
 from umbel.sim import faults
 from umbel.sim.brokers import AmqpModel, Broker, RedisModel
 from umbel.sim.checks import CALM_MAX_S, Checks
-from umbel.sim.messages import REQUEST, REVOKE, Message
-from umbel.sim.nodes import FREQ_S, WALL_S, Node
+from umbel.sim.messages import BEAT, PAUSE, REQUEST, REVOKE, Message
+from umbel.sim.nodes import FREQ_S, TURN_S, WALL_S, Node
 from umbel.sim.outcomes import Outcome
 from umbel.sim.registers import Register
 from umbel.sim.world import World
 
 NODES_MAX: Final = 9
 SECONDS_MIN, SECONDS_MAX = 0.8, 2.6
+# Some last longer than a node may be silent, so that it matters who could not hear.
+LONG_MIN_S, LONG_MAX_S, LONG_SHARE = 6.0, 12.0, 0.2
 NODES_JOINED_MAX: Final = 3
-CALM_STEPS: Final = 18  # how often it is looked whether all is well
+CALM_STEP_S: Final = 0.5  # how often it is looked whether all is well
 LIMITS: Final = {"ids_max": 100, "candidates_max": 64, "tombstones_max": 100}
 # So small that every table overflows.
 TIGHT: Final = {"ids_max": 2, "candidates_max": 2, "tombstones_max": 1}
@@ -38,13 +43,12 @@ TIGHT: Final = {"ids_max": 2, "candidates_max": 2, "tombstones_max": 1}
 class Parts:
     """What nodes and the register are made of; `mutations` has others."""
 
+    machine: Callable[..., NodeMachine] = NodeMachine
     elections: Callable[..., Elections] = Elections
     refusals: Callable[..., Refusals] = Refusals
     clock: Callable[[], Clock] = Clock
     register: Callable[..., Register] = Register
-    compares: bool = True  # whether heartbeats carry a summary of the revocations
     elect_tells_freq: bool = True  # whether `worker-elect` tells the heartbeat interval
-    drops_refused: bool = False  # whether an event is dropped when its clock is refused
 
 
 HONEST: Final = Parts()
@@ -82,18 +86,24 @@ class Play:
         self.is_tight = dice() < 0.15
         self.limits: dict[str, Any] = TIGHT if self.is_tight else LIMITS
         self.one_pid = dice() < 0.3
-        self.looks_often = dice() < 0.75
+        self.check_s = TURN_S if dice() < 0.75 else FREQ_S  # how often lost nodes are looked for
         self.keeps_state = dice() < 0.5
         self.runs_to_the_end = dice() < 0.03
         self.forged_count = 0
-        self.calm_at = setting.seconds or world.between(SECONDS_MIN, SECONDS_MAX)
+        is_long = dice() < LONG_SHARE
+        span = (LONG_MIN_S, LONG_MAX_S) if is_long else (SECONDS_MIN, SECONDS_MAX)
+        self.calm_at = setting.seconds or world.between(*span)
+        self.noise_at = math.inf
         self._traps: list[str] = []
         count = setting.nodes or _draw_count(world)
+        # One time in five there are twice as many nodes as should beat at the full pace.
+        self.nodes_full = count / 2 if count > 1 and dice() < 0.2 else NODES_FULL
         self._lives = [1] * count
         self.nodes = [Node(self, index, 1) for index in range(count)]
         self._count_max = count + NODES_JOINED_MAX
         self.broker.links = [node.link for node in self.nodes]
-        self._busy = max(1.0, self.calm_at / SECONDS_MAX)  # longer plays have more of everything
+        # Who asks for longer plays gets more of everything in them.
+        self._busy = max(1.0, (setting.seconds or 0.0) / SECONDS_MAX)
         self.election_ids = [f"e{n + 1}" for n in range(1 + int(dice() * 2.2 * self._busy))]
         self._setting = setting
         # For each election the nodes that refuse it, by their index; None is everybody.
@@ -122,6 +132,7 @@ class Play:
         self._settle_in()
         times = self._ask_for_elections()
         self._revoke_some()
+        self._pause_some()
         kinds = self._choose_faults(times)
         world.run(self.calm_at)
         world.tell("calm", "all faults end")
@@ -138,11 +149,12 @@ class Play:
 
     def _settle_in(self) -> None:
         """Everybody knows everybody, as in a cluster that has been there for a while."""
+        heartbeats = [node.event(BEAT) for node in self.nodes]
         for node in self.nodes:
-            self.world.at(FREQ_S * self.world.dice(), node.beat)
-            for other in self.nodes:
-                if other is not node:
-                    node.members.step(other.sign, node.now)
+            node.begin()
+            for ago_s in (ESTABLISHED_S, SIGNS_SPACING_S, 0.0):
+                for heartbeat in heartbeats:
+                    node.machine.step(heartbeat, node.now - ago_s)
 
     def _ask_for_elections(self) -> list[float]:
         world = self.world
@@ -150,7 +162,7 @@ class Play:
         for election_id in self.election_ids:
             at = world.between(0.05, 0.6 * self.calm_at)
             topic = "task" if world.dice() < 0.6 else "other"
-            request = Message(REQUEST, None, body=Requested(election_id, topic, None))
+            request = Message(REQUEST, None, Requested(election_id, topic, None))
             times.append(at)
             for again in range(2 if world.dice() < 0.5 else 1):  # every second one comes twice
                 later = at + again * world.between(0.001, 2.0)
@@ -173,12 +185,22 @@ class Play:
             at = world.between(0.05, self.calm_at)
             # A Celery client tells no time: then each node has its own.
             stamp_s = WALL_S + at if world.dice() < 0.8 else None
-            message = Message(REVOKE, None, body=(f"t{n + 1}", stamp_s))
-            world.at(at, self._revoke, message)
+            message = Message(REVOKE, None, (f"t{n + 1}", stamp_s))
+            world.at(at, self._command, message, f"revokes t{n + 1}")
 
-    def _revoke(self, message: Message, _: None) -> None:
+    def _pause_some(self) -> None:
+        world = self.world
+        if world.dice() < 0.75:
+            return
+        for _ in range(1 + int(world.dice() * 3)):
+            at, paused = world.between(0.05, self.calm_at), world.dice() < 0.6
+            command = PauseCommanded(world.pick(("q1", "q2")), WALL_S + at, paused)
+            text = f"{'pauses' if paused else 'resumes'} {command.queue}"
+            world.at(at, self._command, Message(PAUSE, None, command), text)
+
+    def _command(self, message: Message, text: str) -> None:
         if self.world.story is not None:
-            self.world.remark("client", f"revokes {message.body[0]}")
+            self.world.remark("client", text)
         self.broker.publish(None, message)
 
     def _choose_faults(self, election_times: Sequence[float]) -> list[str]:
@@ -197,7 +219,7 @@ class Play:
         for kind in chosen:
             if kind in faults.NOISE:
                 continue
-            if kind in ("pause", "crash") and world.dice() < 0.5:
+            if kind in ("pause", "hold", "crash") and world.dice() < 0.5:
                 self._traps.append(kind)
             for _ in range(1 if kind == "join" else 1 + int(world.dice() * 2 * self._busy)):
                 at = world.between(0.0, 0.95 * self.calm_at)
@@ -213,10 +235,14 @@ class Play:
         faults.happen(self, kind)
 
     def _calm_down(self) -> float | None:
-        """Wait until all is well, for nine seconds at most; how long it took."""
+        """Wait until all is well, for nine seconds at most; how long it took.
+
+        Where heartbeats are slow everything takes as much longer.
+        """
         settled_s = None
-        for step in range(1, CALM_STEPS + 1):
-            calm_s = step * CALM_MAX_S / CALM_STEPS
+        slowest_s = max(node.beat_s for node in self.nodes)
+        for step in range(1, round(CALM_MAX_S * slowest_s / FREQ_S / CALM_STEP_S) + 1):
+            calm_s = step * CALM_STEP_S
             self.world.run(self.calm_at + calm_s)
             if settled_s is None and next(self.checks.unsettled(self), None) is None:
                 settled_s = calm_s

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from umbel.cluster.election import Claim, Claimed, ClaimFailed
+from umbel.cluster.election_words import Act, Claim, Claimed, ClaimFailed
+from umbel.cluster.node import ClaimAnswered
+from umbel.cluster.refusals import ClaimRefusal
 from umbel.sim.messages import ANSWER, Message
 from umbel.sim.world import World
 
@@ -38,11 +40,11 @@ class Register:
         self.claim_count = 0
         self.records: dict[str, str] = {}
 
-    def acts(self, topic: str) -> bool:
+    def acts(self, what: Claim | ClaimRefusal | Act) -> bool:
         """Whether the claim carries the action out as well."""
-        return self.atomic and topic == TASK_TOPIC
+        return self.atomic and getattr(what, "topic", "") == TASK_TOPIC
 
-    def claim(self, node: Node, claim: Claim) -> None:
+    def claim(self, node: Node, claim: Claim | ClaimRefusal) -> None:
         """A node claims; it gets an answer, or hears of a failure."""
         world = self._world
         self.claim_count += 1
@@ -70,24 +72,26 @@ class Register:
         else:
             world.at(world.now + go_s, self._answer, node, claim)
 
-    def _fail(self, node: Node, claim: Claim, after_s: float) -> None:
-        failed = Message(ANSWER, None, body=ClaimFailed(claim.id, "no answer"))
+    def _fail(self, node: Node, claim: Claim | ClaimRefusal, after_s: float) -> None:
+        answer = ClaimFailed(claim.id, "no answer")
+        failed = Message(ANSWER, None, ClaimAnswered(claim, answer))
         self._world.at(self._world.now + after_s, _hand_over, node, failed)
 
-    def _execute(self, claim: Claim, _: Any = None) -> Any:
+    def _execute(self, claim: Claim | ClaimRefusal, _: Any = None) -> Any:
         """The winner, after this claim."""
         holder = self.records.get(claim.id)
         if holder is None:
             self.records[claim.id] = holder = claim.token
             self._world.tell("register", f"{claim.id} belongs to {claim.token}")
-            if self.acts(claim.topic):
+            if self.acts(claim):
                 self._checks.acted(claim.id, claim.token)
         return holder
 
-    def _answer(self, node: Node, claim: Claim) -> None:
+    def _answer(self, node: Node, claim: Claim | ClaimRefusal) -> None:
         holder = self._execute(claim)
-        answer = Message(ANSWER, None, body=Claimed(claim.id, holder == claim.token, holder))
-        self._world.at(self._world.now + 0.0005, _hand_over, node, answer)
+        answer = ClaimAnswered(claim, Claimed(claim.id, holder == claim.token, holder))
+        message = Message(ANSWER, None, answer)
+        self._world.at(self._world.now + 0.0005, _hand_over, node, message)
 
     def forget(self) -> None:
         """Lose everything, as a failover to an empty replica does."""

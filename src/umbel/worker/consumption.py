@@ -15,9 +15,9 @@ refused. RabbitMQ closes the channel of a refusal: so all but the first try of a
 apart (`trial`), and costs the tasks that run nothing. What may pass by itself ends no worker: one
 that has no other queue connects again.
 
-The last command holds here, whichever it was. What other nodes tell is heard on other threads. A
-worker that may not be paused, or not be resumed (`control_allow`), knows it, and passes it on, but
-does not obey.
+The last command holds here, whichever it was. What holds in the cluster is kept by the machine of
+this node (`cluster.node`), and what other nodes tell is heard on other threads. A worker that may
+not be paused, or not be resumed (`control_allow`), knows it, and passes it on, but does not obey.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from kombu import Exchange, Queue
 
 from umbel.broker.declarations import declare_each, trial
 from umbel.broker.permanent import ASK_AGAIN_S, Refused
+from umbel.cluster.node import PauseCommanded
 from umbel.cluster.pauses import Pauses
 
 if TYPE_CHECKING:
@@ -43,12 +44,10 @@ logger = logging.getLogger("umbel.consumer")
 class Consumption:
     """The queues of one worker."""
 
-    def __init__(self, worker: Worker, clock: Callable[[], float] | None = None) -> None:
+    def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._clock = worker.wall if clock is None else clock
         self.paused: set[str] = set()  # here, for whatever reason, consumed or not
         self._lock = threading.Lock()
-        self._pauses = Pauses()  # of the cluster
         self.refused_queues: dict[str, str] = {}  # by the broker, and why
         self._unreadable: set[str] = set()  # those of them that could be declared, not consumed
         self._logged: dict[str, str] = {}
@@ -62,6 +61,11 @@ class Consumption:
             self.paused | self.refused_queues.keys(),
         )
         return [queue for name, queue in consumed.items() if name not in left_out]
+
+    @property
+    def _pauses(self) -> Pauses:
+        """Those of the cluster."""
+        return self._worker.gossip.node.pauses
 
     # -- queues that the broker refuses --------------------------------------------------
 
@@ -205,38 +209,23 @@ class Consumption:
     def say(self, name: str, stamp: float, paused: bool) -> bool:
         """A queue is paused or resumed everywhere; False when a later word about it holds."""
         with self._lock:
-            holds = self._pauses.say(name, stamp, paused, self._clock())
+            holds = bool(self._worker.gossip.step(PauseCommanded(name, stamp, paused)))
             if holds and paused:
                 self.paused.add(name)  # whether it is consumed here or will be
         return holds
 
-    def take_over(self, told: Any) -> None:
-        """Another node tells which queues are paused; the loop obeys when it turns."""
+    def heed(self, queues: Iterable[str]) -> None:
+        """Other nodes told of these queues what holds now; the loop obeys when it turns."""
         panel = self._worker.panel
         with self._lock:
-            changed = self._pauses.merge(told, self._clock())
             may = {True: self._worker.may("pause"), False: self._worker.may("resume")}
-            changed = {name: paused for name, paused in changed.items() if may[paused]}
+            holding = {name: self._pauses.is_paused(name) for name in queues}
+            changed = {name: paused for name, paused in holding.items() if may[paused]}
             if not changed or panel is None:
                 return
             self.paused.difference_update(changed)
             self.paused.update(name for name, paused in changed.items() if paused)
         panel.soon(lambda: self._obey(changed))
-
-    def told(self) -> dict[str, list[Any]]:
-        """What this node tells of paused queues."""
-        with self._lock:
-            return self._pauses.told()
-
-    @property
-    def refused(self) -> dict[str, int]:
-        """How many words of others about pauses were not taken as they came, by reason."""
-        return dict(self._pauses.counts)
-
-    def summary(self) -> str:
-        """What heartbeats tell of paused queues: equal for equal knowledge, empty for none."""
-        with self._lock:
-            return self._pauses.summary()
 
     def _obey(self, names: Iterable[str]) -> None:
         """Consume what is to be consumed now; on the loop's thread, and maybe late."""

@@ -31,7 +31,7 @@ from umbel.app.context import Context
 from umbel.app.elections import TASK, call_of, check_size, check_words
 from umbel.broker.claims import Claim
 from umbel.broker.registers import Register, register_for
-from umbel.cluster import election as elect
+from umbel.cluster import election_words as elect
 from umbel.cluster.refusals import ClaimRefusal, Fail
 from umbel.exceptions import NotForElection
 
@@ -76,7 +76,7 @@ class Carrier:
 
     # -- claims ------------------------------------------------------------------------
 
-    def claim(self, effect: elect.Claim) -> elect.Input:
+    def claim(self, effect: elect.Claim) -> elect.Claimed | elect.ClaimFailed:
         """Ask the register whether this node is the first; sends the task if it is."""
         try:
             claim = self._claim(effect)
@@ -115,7 +115,9 @@ class Carrier:
         errors = self._app.connection(self._app.write_url).connection_errors
         return not isinstance(root, (*errors, OSError))
 
-    def _failed(self, id_: str, reason: str, refused: bool, *, owns: bool = False) -> elect.Input:
+    def _failed(
+        self, id_: str, reason: str, refused: bool, *, owns: bool = False
+    ) -> elect.Claimed | elect.ClaimFailed:
         known = self._failing.get(id_)
         if known is None and len(self._failing) >= FAILING_MAX:
             del self._failing[next(iter(self._failing))]
@@ -126,7 +128,9 @@ class Carrier:
         say("election %s: no claim yet (%s)", id_, reason)
         return elect.ClaimFailed(id_, reason[:200])
 
-    def _give_up(self, id_: str, reason: str, *, owns: bool = False) -> elect.Input:
+    def _give_up(
+        self, id_: str, reason: str, *, owns: bool = False
+    ) -> elect.Claimed | elect.ClaimFailed:
         self._failing.pop(id_, None)
         logger.error("election %s: given up here (%s)", id_, reason)
         return elect.Claimed(id_, won=False, winner=None, reason=reason, owns=owns)

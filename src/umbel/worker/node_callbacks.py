@@ -275,9 +275,9 @@ class Callbacks:
             current.clear()
             current.update(value)
 
-    def note(self, effects: Iterable[members.Effect], event: Event | None = None) -> None:
+    def note(self, effects: Iterable[object], event: Event | None = None) -> None:
         """Note what membership says of an event, or of time; under the lock of both."""
-        now = self._clock()
+        now, is_news = self._clock(), True
         for effect in effects:
             if isinstance(effect, members.Joined | members.Returned):
                 self._join(effect.node, event, now)
@@ -285,12 +285,18 @@ class Callbacks:
                 self._part(effect.node, self.node_lost, None, now)
             elif isinstance(effect, members.Left):
                 self._part(effect.node, self.node_leave, event, now)
+            else:
+                continue
+            is_news = False
+        if event is not None and is_news:
+            self._tell(event, now)
 
-    def tell(self, event: Event) -> None:
+    def _tell(self, event: Event, now: float) -> None:
         """Take the figures of a node that is there from its event."""
         known = self._known.get(event["hostname"])
-        if known is not None:
-            known.tell(event, self._clock())
+        life = members.Heard(event["hostname"], event.get("pid"), event.get("inc"))
+        if known is not None and members.is_of(life, known.node):
+            known.tell(event, now)
 
     def deliver(self) -> None:
         """Make the calls that are due."""

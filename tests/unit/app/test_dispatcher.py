@@ -291,6 +291,20 @@ def test_heartbeats_come_from_the_thread_until_they_are_stopped(app: Umbel, tap:
     assert {event["type"] for event in events} == {"worker-heartbeat"}
 
 
+def test_an_interval_that_becomes_shorter_is_kept_at_once(app: Umbel) -> None:
+    dispatcher = Dispatcher(app, "a@test")
+    beats = threading.Semaphore(0)
+    dispatcher.beat_slower(1e6)
+    dispatcher.beat(0.02, lambda: (beats.release(), {})[1])
+    dispatcher.start()
+    assert beats.acquire(timeout=10)
+    assert not beats.acquire(timeout=0.1), "the next one is hours away"
+    dispatcher.beat_slower(1.0)
+    for _ in range(3):
+        assert beats.acquire(timeout=10)
+    dispatcher.close()
+
+
 def test_nothing_is_taken_after_the_end(app: Umbel, tap: Tap) -> None:
     dispatcher = app.events.Dispatcher("a@test")
     dispatcher.send("task-x", uuid="1")

@@ -15,6 +15,9 @@ from umbel.cluster.election import (
     LIFE_S,
     RETRY,
     TOMBSTONE_S,
+    Elections,
+)
+from umbel.cluster.election_words import (
     Act,
     Candidate,
     Claim,
@@ -22,7 +25,6 @@ from umbel.cluster.election import (
     ClaimFailed,
     Decided,
     Effect,
-    Elections,
     Gone,
     Heard,
     PublishAck,

@@ -16,12 +16,9 @@ from umbel.cluster.mingle import (
     Done,
     Gone,
     Hello,
-    Merge,
-    MergeIds,
-    MergePauses,
     Mingle,
+    Take,
     Tick,
-    Witness,
     answer,
     summary_of,
 )
@@ -74,12 +71,8 @@ class Hall:
         for effect in effects:
             if isinstance(effect, Hello):
                 replies += self._send(effect)
-            elif isinstance(effect, Witness):
-                self.own.clock.adjust(effect.clock)
-            elif isinstance(effect, Merge):
-                self.own.revocations.merge(effect.told, WALL_S)
-            elif isinstance(effect, MergeIds):
-                self.own.revocations.merge_ids(effect.ids, WALL_S)
+            elif isinstance(effect, Take):
+                self._take(effect)
             else:
                 assert self.done is None, "told twice"
                 self.done = effect
@@ -87,6 +80,16 @@ class Hall:
             self.step(Answered(name, reply))
             self.step(Tick())
         return effects
+
+    def _take(self, effect: Take) -> None:
+        if effect.name == "clock":
+            self.own.clock.adjust(effect.told)
+        elif effect.name == "told":
+            self.own.revocations.merge(effect.told, WALL_S)
+        elif effect.name == "revoked":
+            self.own.revocations.merge_ids(effect.told, WALL_S)
+        else:
+            raise AssertionError(effect)
 
     def _send(self, hello: Hello) -> list[tuple[str, Any]]:
         names = list(self.peers) if hello.destination is None else [hello.destination]
@@ -175,7 +178,7 @@ def test_which_queues_are_paused_is_taken_over_from_our_own_kind_only() -> None:
     hall = Hall()
     hall.step(Begin(["a", "b"]))
     effects = hall.mingle.step(Answered("a", {"digest": NOTHING, "paused": told}), hall.now)
-    assert effects == [MergePauses(told)]
+    assert effects == [Take("paused", told)]
     assert hall.mingle.step(Answered("b", {"revoked": [], "paused": told}), hall.now) == []
 
 

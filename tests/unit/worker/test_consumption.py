@@ -11,6 +11,7 @@ from kombu import Consumer, Queue
 
 from tests.unit.worker.parts import idle_worker
 from umbel import Umbel
+from umbel.cluster.node import Greeted
 from umbel.worker.worker import Worker
 
 DIRECT: dict[str, Any] = {"exchange": "more", "exchange_type": "direct", "routing_key": "more"}
@@ -60,6 +61,11 @@ def reconnect(worker: Worker) -> set[str]:
     disconnect(worker)
     connect(worker)
     return consumed(worker)
+
+
+def hear(worker: Worker, paused: dict[str, Any]) -> None:
+    """Let another node greet, and tell which queues are paused."""
+    worker.gossip.do(Greeted({"from_node": "other@test", "digest": {}, "paused": paused}))
 
 
 def test_a_queue_that_is_added_is_consumed_now_and_after_a_break(worker: Worker) -> None:
@@ -128,12 +134,12 @@ def test_a_pause_of_the_cluster_outlives_dropping_and_adding(worker: Worker) -> 
 
 def test_what_other_nodes_tell_is_obeyed_when_the_loop_turns(worker: Worker) -> None:
     consumption, now = worker.consumption, time.time()
-    consumption.take_over({"a": [now, True], "elsewhere": [now, True]})
+    hear(worker, {"a": [now, True], "elsewhere": [now, True]})
     worker.inbox.run()
     assert consumed(worker) == {"b"}
     consumption.add("elsewhere", **DIRECT)
     assert reconnect(worker) == {"b"}
-    consumption.take_over({"a": [now + 1, False], "elsewhere": [now - 1, False]})
+    hear(worker, {"a": [now + 1, False], "elsewhere": [now - 1, False]})
     worker.inbox.run()
     assert consumed(worker) == {"a", "b"}
 

@@ -13,7 +13,7 @@ from kombu.exceptions import OperationalError
 from tests.unit.worker.parts import idle_worker
 from umbel import Umbel
 from umbel.broker.claims import Claim
-from umbel.cluster import election as elect
+from umbel.cluster import election_words as elect
 from umbel.worker.electing import FAILING_MAX, REFUSALS_MAX, Carrier, NotForElection
 from umbel.worker.worker import Worker
 

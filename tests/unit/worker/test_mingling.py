@@ -13,9 +13,10 @@ from tests.servers import wait_until
 from tests.unit.worker.parts import idle_worker
 from umbel import Umbel
 from umbel.cluster import mingle
+from umbel.cluster.membership import Heard as SignOfLife
+from umbel.cluster.node import Heard
 from umbel.wire.packs import PACKED_MIN
 from umbel.worker.gossip import Gossip
-from umbel.worker.mingling import Mingling
 from umbel.worker.worker import Worker
 
 EARLY_S = 0.8
@@ -170,7 +171,7 @@ def test_who_can_not_know_the_others_does_not_name_them(cluster: Cluster) -> Non
     worker = cluster.worker("a@test")
     greeting = {"from_node": "b@test", "revoked": [], "digest": {"tasks": {}, "headers": {}}}
     assert "nodes" not in (worker.mingling.answer(greeting) or {})
-    worker.gossip._settled_at = 0.0
+    worker.gossip.node.settled_at = 0.0
     assert (worker.mingling.answer(greeting) or {})["nodes"] == ["a@test"]
     worker.gossip = Gossip(worker)  # as where it is switched off
     assert "nodes" not in (worker.mingling.answer(greeting) or {})
@@ -218,10 +219,10 @@ def test_who_joins_takes_over_which_queues_are_paused_and_tells_what_it_knows(
     now = time.time()
     old.consumption.say("old", now, paused=True)
     new.consumption.say("new", now, paused=True)
-    assert old.mingling.summary() != new.mingling.summary() != ""
+    assert old.gossip.summary() != new.gossip.summary() != ""
     cluster.join(new)
     assert old.consumption.paused == new.consumption.paused == {"old", "new"}
-    assert old.mingling.summary() == new.mingling.summary()
+    assert old.gossip.summary() == new.gossip.summary()
     reply = old.mingling.answer({"from_node": "celery@test", "revoked": []})
     assert reply is not None
     assert "paused" not in reply, "Celery's workers know no pauses"
@@ -232,7 +233,7 @@ def test_where_nobody_may_pause_a_pause_is_known_and_not_obeyed(cluster: Cluster
     closed = cluster.worker("closed@test")
     told = {"celery": [time.time(), True]}
     closed.mingling.answer({"from_node": "a@test", "digest": {}, "paused": told})
-    assert closed.consumption.told() == told
+    assert closed.gossip.node.pauses.told() == told
     assert closed.consumption.paused == set()
     assert [queue.name for queue in closed.consumption.queues] == ["celery"]
 
@@ -251,7 +252,7 @@ def test_a_greeting_that_pauses_in_a_wrong_way_changes_a_counter(
     for _ in range(3):
         worker.mingling.answer({"from_node": "b@test\n", "digest": {}, "paused": paused})
     assert worker.consumption.paused == set()
-    assert worker.consumption.refused == {reason: 3}
+    assert worker.gossip.node.pauses.counts == {reason: 3}
     assert worker.mingling.refused()[reason] == 3
     (line,) = [one.message for one in caplog.records if f"({reason})" in one.message]
     assert "'b@test\\n'" in line
@@ -260,21 +261,28 @@ def test_a_greeting_that_pauses_in_a_wrong_way_changes_a_counter(
 # -- later -----------------------------------------------------------------------------------
 
 
+def compare(own: Worker, other: Worker) -> None:
+    """Let one hear a heartbeat of another one."""
+    name = other.plan.hostname
+    own.gossip.do(Heard(name, SignOfLife(name, 1, 1, 2.0), 1, summary=other.gossip.summary()))
+
+
 def test_who_differs_for_longer_than_two_heartbeats_is_asked_on_a_thread_of_its_own(
     cluster: Cluster,
 ) -> None:
     other = cluster.listen(cluster.worker("other@test", "missed"))
     own = cluster.worker("own@test")
     now = time.monotonic()
-    own.mingling = Mingling(own, lambda: now)
-    own.mingling.compared("other@test", other.mingling.summary())
+    own.gossip = Gossip(own, lambda: now)
+    compare(own, other)
     own.mingling.tick()
     assert "missed" not in own.revocations, "it may be on its way"
     now += mingle.PATIENCE_S + 0.1
     own.mingling.tick()
     wait_until(lambda: "missed" in own.revocations, what="the exchange")
-    assert own.mingling.summary() == other.mingling.summary()
-    own.mingling.compared("other@test", other.mingling.summary())
+    assert own.gossip.summary() == other.gossip.summary()
+    compare(own, other)
+    assert not own.gossip.node.mingle.differing
 
 
 def test_a_greeting_that_failed_does_not_end_the_exchanges(cluster: Cluster) -> None:
@@ -290,8 +298,8 @@ def test_a_greeting_that_failed_does_not_end_the_exchanges(cluster: Cluster) -> 
     mailbox.call = fail  # type: ignore[method-assign]
     with pytest.raises(RuntimeError):
         cluster.join(own)
-    own.mingling.compared("other@test", other.mingling.summary())
-    own.mingling._clock = lambda: time.monotonic() + 60
+    compare(own, other)
+    own.gossip._clock = lambda: time.monotonic() + 60
 
     def asked() -> bool:
         own.mingling.tick()
@@ -311,7 +319,7 @@ def test_what_a_greeting_tells_that_may_be_a_copy_is_not_taken_over(cluster: Clu
     assert reply is not None
     assert set(reply["told"]["tasks"]) == {"own"}, "it is answered all the same"
     assert worker.revocations.ids() == ["own"]
-    assert worker.consumption.told() == {}
+    assert worker.gossip.node.pauses.told() == {}
     worker.mingling.answer(greeting)
     assert sorted(worker.revocations.ids()) == ["id", "own", "theirs"]
-    assert "celery" in worker.consumption.told()
+    assert "celery" in worker.gossip.node.pauses.told()

@@ -483,7 +483,7 @@ def test_the_time_of_a_command_is_taken_as_our_clock_would_show_it(
     headers = {"expires": now + 1, "umbel_sent_at": now}
     queue = f"paused{shift_s}"
     desk.ask("pause", {"queue": queue, "stamp": now - 0.5}, headers=headers)
-    stamp, paused = desk.worker.consumption.told()[queue]
+    stamp, paused = desk.worker.gossip.node.pauses.told()[queue]
     assert stamp == pytest.approx(time.time() - 0.5, abs=0.4)
     assert paused is True
 
@@ -491,7 +491,7 @@ def test_the_time_of_a_command_is_taken_as_our_clock_would_show_it(
 def test_a_command_of_a_client_that_tells_no_send_time_is_taken_as_it_is(desk: Desk) -> None:
     stamp = time.time() - 7_200
     desk.ask("pause", {"queue": "celery", "stamp": stamp})
-    assert desk.worker.consumption.told() == {"celery": [stamp, True]}
+    assert desk.worker.gossip.node.pauses.told() == {"celery": [stamp, True]}
     assert desk.ask("pause", {"queue": "celery", "stamp": True}, headers={"umbel_sent_at": 5.0})[
         "error"
     ]

@@ -318,9 +318,15 @@ class Dispatcher:
             self._changed.notify_all()
 
     def beat_slower(self, times: float) -> None:
-        """Make the interval so many times as long as it was said to be; at least once."""
+        """Make the interval this many times as long as it was set to, at least once.
+
+        One that becomes shorter is kept from now on: whatever tells it may be heard before.
+        """
         with self._changed:
             self._crowd = max(1.0, times)
+            if self._beat_s is not None:
+                within_s = self._beat_s * self._crowd
+                self._beat_at = min(self._beat_at, time.monotonic() + within_s)
 
     @property
     def beat_interval_s(self) -> float | None:

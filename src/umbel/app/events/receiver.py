@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from kombu import Connection
 
 from umbel.app.events.subscription import Subscription
-from umbel.cluster.clock import Clock
+from umbel.cluster.clock import CLOCK_JUMP, Clock
 from umbel.cluster.sequences import Key, Range, Sequences, key_of
 from umbel.wire.content import JSON, accept_set
 from umbel.wire.events import Event, read
@@ -56,7 +56,6 @@ logger = logging.getLogger("umbel.events")
 
 # Why something is refused, besides the reasons of `wire.events`.
 UNREADABLE: Final = "unreadable"
-CLOCK_JUMP: Final = "clock-jump"
 UNFORESEEN: Final = "unforeseen"
 
 # How often a quiet receiver looks whether it should end.

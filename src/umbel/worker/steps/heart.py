@@ -84,7 +84,7 @@ def vital_signs(worker: Worker, interval_s: float) -> dict[str, Any]:
         "processed": worker.counters.started,
         "loadavg": [round(load, 2) for load in os.getloadavg()],
         "lost": events.lost if events is not None else 0,
-        "revoked": worker.mingling.summary(),
+        "revoked": worker.gossip.summary(),
         "concurrency": worker.pool.size,
         "reserved": len(worker.deliveries.reserved),
         "task_events": events is not None and events.sends("task"),
