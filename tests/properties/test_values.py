@@ -24,7 +24,7 @@ from umbel.exceptions import Ignore
 from umbel.wire import control, events
 from umbel.wire.content import EncodeError, accept_set, decode, encode
 from umbel.wire.tasks import TaskHeader
-from umbel.worker.orders import Order, decode_order, encode_order
+from umbel.worker.jobs import Job, decode_job, encode_job
 
 ALL = accept_set(SERIALIZERS)
 every_serializer = pytest.mark.parametrize("serializer", SERIALIZERS)
@@ -186,8 +186,8 @@ def test_the_action_of_an_election_goes_through_the_candidates_events(value: Any
 @given(CARRIED["json"])
 def test_headers_and_stamps_reach_another_process_as_they_came(value: Any) -> None:
     header = TaskHeader(task="t", id="i", stamps={"stamp": value}, stamped_headers=["stamp"])
-    order = Order("i", "t", {"own": value}, b"", "application/json", "utf-8", header=header)
-    there = decode_order(encode_order(order))
+    job = Job("i", "t", {"own": value}, b"", "application/json", "utf-8", header=header)
+    there = decode_job(encode_job(job))
     assert there.header is not None
     assert there.header.stamps is not None
     assert same(there.headers["own"], expected(value, "json"))

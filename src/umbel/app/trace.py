@@ -68,7 +68,7 @@ class Tracer:
         after_body: Callable[[], None] = _nothing,
         ended_by: tuple[type[BaseException], ...] = (),
     ) -> None:
-        """`ended_by`: what a pool raises in an order that it has reported itself; not recorded."""
+        """`ended_by`: what a pool raises in a job that it has reported itself; not recorded."""
         self.task = task
         self.app = app
         self.hostname = hostname

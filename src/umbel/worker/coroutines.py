@@ -1,6 +1,6 @@
 """Running `async def` tasks in pools that are not asyncio's.
 
-Each coroutine gets an event loop of its own, in the thread or greenlet that runs the order. The
+Each coroutine gets an event loop of its own, in the thread or greenlet that runs the job. The
 loop turns at least every `TURN_S`, since what a pool raises in a thread is seen only when the
 thread runs Python. A soft time limit that strikes while the coroutine waits is thrown into the
 coroutine, where the task can catch it; anything else that strikes ends it.

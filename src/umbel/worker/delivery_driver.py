@@ -2,7 +2,7 @@
 
 A `TaskDelivery` is the pool's watcher of its own execution; what the pool reports is carried over
 to the loop thread first. `DeliveryDriver` is the effects of the machine: it settles messages, hands
-jobs to the pool, stores outcomes on the side thread, logs, and sends events.
+jobs to the pool, stores results on the side thread, logs, and sends events.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from umbel.app.context import Context
     from umbel.wire.tasks import TaskBody, TaskHeader
-    from umbel.worker.orders import Order, Outcome
+    from umbel.worker.jobs import Job, JobResult
     from umbel.worker.strategy import Strategy
     from umbel.worker.worker import Worker
 
@@ -52,17 +52,17 @@ _SETTLE: dict[str, Callable[[Any], None]] = {
 class TaskDelivery(Delivery):
     """A delivery with its job, as the pool, events and commands see it."""
 
-    __slots__ = ("accepted_at", "driver", "name", "order", "pid", "queue", "received_at")
+    __slots__ = ("accepted_at", "driver", "job", "name", "pid", "queue", "received_at")
 
     policy: Strategy
 
     def __init__(
         self, driver: DeliveryDriver, strategy: Strategy, message: Any, header: TaskHeader,
-        order: Order,
+        job: Job,
     ) -> None:  # fmt: skip
-        super().__init__(strategy, message, header, redelivered=order.redelivered)
+        super().__init__(strategy, message, header, redelivered=job.redelivered)
         self.driver = driver
-        self.order = order
+        self.job = job
         self.name = header.shadow or header.task
         self.pid: int | None = None
         self.queue: str | None = None  # that it came from, where events say it
@@ -89,16 +89,16 @@ class TaskDelivery(Delivery):
         """Execution begins."""
         self.driver.began(self, pid, when)
 
-    def finished(self, outcome: Outcome) -> None:
+    def finished(self, result: JobResult) -> None:
         """Execution ended by itself."""
-        self.driver.ended(self, outcome)
+        self.driver.ended(self, result)
 
-    def ran(self, pid: int, when: float, outcome: Outcome) -> None:
+    def ran(self, pid: int, when: float, result: JobResult) -> None:
         """Execution began, and ended by itself."""
         try:
             self.driver.began(self, pid, when)
         finally:
-            self.driver.ended(self, outcome)
+            self.driver.ended(self, result)
 
     def unfit(self, exc: Exception) -> None:
         """The pool can not take it."""
@@ -202,14 +202,14 @@ class DeliveryDriver:
         measured = self._worker.task_events.on
         told = measured or logger.isEnabledFor(logging.INFO)
         for delivery in ready:
-            strategy, header, order = delivery.policy, delivery.header, delivery.order
-            order.clock = forward()
-            order.told = told
+            strategy, header, job = delivery.policy, delivery.header, delivery.job
+            job.clock = forward()
+            job.told = told
             if measured:
-                order.measured = strategy.tells
+                job.measured = strategy.tells
             by_task[header.task] += 1
             soft_s, hard_s = strategy.limits(header)
-            yield order, delivery, soft_s, hard_s, strategy.typical_s
+            yield job, delivery, soft_s, hard_s, strategy.typical_s
 
     def recall(self) -> Sequence[TaskDelivery]:
         """Take deliveries that have not begun out of the pool, oldest first."""
@@ -238,14 +238,14 @@ class DeliveryDriver:
             worker.metrics.started(delivery, when)
         self.machine.began(delivery)
 
-    def ended(self, delivery: TaskDelivery, outcome: Outcome) -> None:
+    def ended(self, delivery: TaskDelivery, result: JobResult) -> None:
         """Its code has ended by itself."""
-        worker, state = self._worker, outcome.state
+        worker, state = self._worker, result.state
         worker.counters.finished += 1
         if state == UNDECODABLE:
-            refusal = Refusal(outcome.detail, outcome.text)
+            refusal = Refusal(result.detail, result.text)
             try:
-                self._tell(delivery, outcome)
+                self._tell(delivery, result)
             finally:
                 self.machine.failed(delivery)
                 worker.receiver.refuse(delivery.message, refusal, delivery)
@@ -254,45 +254,45 @@ class DeliveryDriver:
         if state == "FAILURE":
             how = self.machine.how_failed(delivery)
         elif state == "REJECTED":
-            how = REQUEUE if outcome.requeue else REJECT
+            how = REQUEUE if result.requeue else REJECT
         try:
-            self._tell(delivery, outcome)
+            self._tell(delivery, result)
         finally:
             self.machine.ended(delivery, how)
         if state == "SUCCESS":
             if logger.isEnabledFor(logging.INFO):
                 logger.info(
                     "Task %s[%s] succeeded in %.6fs: %s",
-                    delivery.name, delivery.id, outcome.runtime_s, outcome.text,
+                    delivery.name, delivery.id, result.runtime_s, result.text,
                 )  # fmt: skip
         else:
-            self._log_end(delivery, outcome)
+            self._log_end(delivery, result)
 
-    def _tell(self, delivery: TaskDelivery, outcome: Outcome) -> None:
+    def _tell(self, delivery: TaskDelivery, result: JobResult) -> None:
         worker = self._worker
-        delivery.policy.took(outcome.runtime_s)
-        if outcome.clock > self._app.clock.value:
-            self._app.clock.adjust(outcome.clock)
+        delivery.policy.took(result.runtime_s)
+        if result.clock > self._app.clock.value:
+            self._app.clock.adjust(result.clock)
         if worker.task_events.on:
-            worker.task_events.finished(delivery, outcome)
-            if outcome.state == "FAILURE" and not delivery.policy.acks_on_failure:
+            worker.task_events.finished(delivery, result)
+            if result.state == "FAILURE" and not delivery.policy.acks_on_failure:
                 worker.task_events.rejected(delivery, requeue=False)
         if worker.metrics is not None:
-            worker.metrics.finished(delivery, outcome.state, outcome.runtime_s)
+            worker.metrics.finished(delivery, result.state, result.runtime_s)
 
     @staticmethod
-    def _log_end(delivery: TaskDelivery, outcome: Outcome) -> None:
-        name, state = (delivery.name, delivery.id), outcome.state
+    def _log_end(delivery: TaskDelivery, result: JobResult) -> None:
+        name, state = (delivery.name, delivery.id), result.state
         if state == "FAILURE":
             logger.error(
-                "Task %s[%s] raised unexpected: %s\n%s", *name, outcome.text, outcome.traceback
+                "Task %s[%s] raised unexpected: %s\n%s", *name, result.text, result.traceback
             )
         elif state == "RETRY":
-            logger.info("Task %s[%s] retry: %s", *name, outcome.text)
+            logger.info("Task %s[%s] retry: %s", *name, result.text)
         elif state == "REJECTED":
-            logger.warning("Task %s[%s] rejected: %s", *name, outcome.text)
+            logger.warning("Task %s[%s] rejected: %s", *name, result.text)
         else:
-            assert state == "IGNORED", f"unknown outcome {state!r}"
+            assert state == "IGNORED", f"unknown result {state!r}"
             logger.info("Task %s[%s] ignored", *name)
 
     def unfit(self, delivery: TaskDelivery, exc: Exception) -> None:
@@ -337,7 +337,7 @@ class DeliveryDriver:
         elif self._worker.metrics is not None:
             self._worker.metrics.finished(delivery, "CANCELLED")
 
-    # -- outcomes that are stored here ---------------------------------------------------
+    # -- results that are stored here ---------------------------------------------------
 
     def _failed(self, delivery: TaskDelivery, exc: Exception) -> None:
         """Store FAILURE and settle the message as that of a failed task."""
@@ -394,11 +394,11 @@ class DeliveryDriver:
 
     def context(self, delivery: TaskDelivery) -> Context:
         """The request as it is seen outside of the pool; without body where that is bad."""
-        return self._worker.runner.open_or_empty(delivery.order, delivery.header)
+        return self._worker.runner.open_or_empty(delivery.job, delivery.header)
 
     def open_body(self, delivery: TaskDelivery) -> TaskBody:
         """The decoded body; raises `Refusal`."""
-        return self._worker.runner.open(delivery.order)[1]
+        return self._worker.runner.open(delivery.job)[1]
 
     def read_states(self, ids: Sequence[str], then: Callable[[dict[str, Any]], None]) -> None:
         """Read the stored states of tasks on the side thread."""

@@ -1,8 +1,8 @@
-"""The far side of a pool: from an order to an outcome.
+"""The far side of a pool: from a job to a result.
 
 Runs wherever the pool runs it: a child process, a thread, a greenlet, an event loop. It decodes
 the body, builds the request, hands it to the tracer of the task, and turns whatever happens
-into an `Outcome`. It raises nothing of its own.
+into an `JobResult`. It raises nothing of its own.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from umbel.wire.tasks import (
     user_headers,
 )
 from umbel.worker.coroutines import drive
-from umbel.worker.orders import Order, Outcome
-from umbel.worker.pools.base import OrderEnded, disarm_soft_limit, failure_of
+from umbel.worker.jobs import Job, JobResult
+from umbel.worker.pools.base import JobEnded, disarm_soft_limit, failure_of
 
 if TYPE_CHECKING:
     from umbel.app.umbel import Umbel
@@ -65,7 +65,7 @@ _MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
 
 
 class Runner:
-    """Executes the orders of one application."""
+    """Executes the jobs of one application."""
 
     def __init__(self, app: Umbel, hostname: str, pool: str = "") -> None:
         self.app = app
@@ -77,42 +77,42 @@ class Runner:
         self._cpu_clock, self._knows_memory = _USAGE.get(pool, unknown)
         self._short: set[str] = set()  # tasks whose last execution took little time
 
-    def __call__(self, order: Order) -> Outcome:
-        """Run an order to its end in this thread."""
-        if order.measured:
-            return self._measured(order)
-        return self._run(order)[0]
+    def __call__(self, job: Job) -> JobResult:
+        """Run a job to its end in this thread."""
+        if job.measured:
+            return self._measured(job)
+        return self._run(job)[0]
 
-    def _measured(self, order: Order) -> Outcome:
+    def _measured(self, job: Job) -> JobResult:
         """The same, for somebody who wants to know what it took."""
-        clock = None if order.task in self._short else self._cpu_clock
-        before, header = 0.0 if clock is None else clock(), order.header
-        outcome, request = self._run(order)
-        if outcome.runtime_s < MEASURED_MIN_S:
+        clock = None if job.task in self._short else self._cpu_clock
+        before, header = 0.0 if clock is None else clock(), job.header
+        result, request = self._run(job)
+        if result.runtime_s < MEASURED_MIN_S:
             if clock is not None and len(self._short) < SHORT_MAX:
-                self._short.add(order.task)
+                self._short.add(job.task)
         elif clock is None:
-            self._short.discard(order.task)
+            self._short.discard(job.task)
         else:
-            outcome.cpu_s = round(clock() - before, 6)
+            result.cpu_s = round(clock() - before, 6)
             if self._knows_memory:
                 usage = resource.getrusage(resource.RUSAGE_SELF)
-                outcome.memory_peak_bytes = usage.ru_maxrss * _MAXRSS_BYTES
+                result.memory_peak_bytes = usage.ru_maxrss * _MAXRSS_BYTES
         # A part of a chord is a part of a group.
         if request is not None and (header is None or header.group is not None) and request.chord:
-            outcome.chord_id = _chord_id(request.chord)
-        return outcome
+            result.chord_id = _chord_id(request.chord)
+        return result
 
-    def _run(self, order: Order) -> tuple[Outcome, Context | None]:
+    def _run(self, job: Job) -> tuple[JobResult, Context | None]:
         started = time.monotonic()
-        self._witness(order)
+        self._witness(job)
         try:
-            tracer = self._tracers.get(order.task) or self._tracer(order.task)
-            request, body = self.open(order)
+            tracer = self._tracers.get(job.task) or self._tracer(job.task)
+            request, body = self.open(job)
         except Refusal as refusal:
             return _refused(refusal), None
-        except Exception as exc:  # noqa: BLE001 - becomes the outcome
-            return self._unopened(order, exc, started), None
+        except Exception as exc:  # noqa: BLE001 - becomes the result
+            return self._unopened(job, exc, started), None
         try:
             if tracer.task.is_async:
                 traced = drive(lambda: tracer.run_async(request, body.args, body.kwargs))
@@ -120,33 +120,33 @@ class Runner:
                 traced = tracer(request, body.args, body.kwargs)
         except Exception as exc:  # noqa: BLE001 - a limit that struck next to the body
             traced = tracer.failed(request, body.args, body.kwargs, exc)
-        return self._outcome(traced, time.monotonic() - started), request
+        return self._result(traced, time.monotonic() - started), request
 
-    async def run_async(self, order: Order) -> Outcome:
-        """Run an order whose body is an `async def` on the loop of the caller."""
+    async def run_async(self, job: Job) -> JobResult:
+        """Run a job whose body is an `async def` on the loop of the caller."""
         started = time.monotonic()
-        self._witness(order)
+        self._witness(job)
         try:
-            tracer = self._tracers.get(order.task) or self._tracer(order.task)
-            request, body = self.open(order)
+            tracer = self._tracers.get(job.task) or self._tracer(job.task)
+            request, body = self.open(job)
         except Refusal as refusal:
             return _refused(refusal)
-        except Exception as exc:  # noqa: BLE001 - becomes the outcome
-            return await asyncio.to_thread(self._unopened, order, exc, started)
+        except Exception as exc:  # noqa: BLE001 - becomes the result
+            return await asyncio.to_thread(self._unopened, job, exc, started)
         traced = await tracer.run_async(request, body.args, body.kwargs)
-        outcome = self._outcome(traced, time.monotonic() - started)
-        if order.measured and request.chord:
-            outcome.chord_id = _chord_id(request.chord)
-        return outcome
+        result = self._result(traced, time.monotonic() - started)
+        if job.measured and request.chord:
+            result.chord_id = _chord_id(request.chord)
+        return result
 
-    def _witness(self, order: Order) -> None:
-        """Where the task runs the clock may be behind the one that sent the order."""
+    def _witness(self, job: Job) -> None:
+        """Where the task runs the clock may be behind the one that sent the job."""
         clock = self.app.clock
-        if order.clock > clock.value:
-            clock.adjust(order.clock)
+        if job.clock > clock.value:
+            clock.adjust(job.clock)
 
-    def _outcome(self, traced: Traced, runtime_s: float) -> Outcome:
-        return Outcome(
+    def _result(self, traced: Traced, runtime_s: float) -> JobResult:
+        return JobResult(
             traced.state,
             runtime_s,
             traced.text,
@@ -155,9 +155,9 @@ class Runner:
             clock=traced.clock or self.app.clock.value,
         )
 
-    def is_async(self, order: Order) -> bool:
-        """Whether the body of the order's task is an `async def`."""
-        task = self.app.tasks.get(order.task)
+    def is_async(self, job: Job) -> bool:
+        """Whether the body of the job's task is an `async def`."""
+        task = self.app.tasks.get(job.task)
         return task is not None and task.is_async
 
     def _tracer(self, name: str) -> Tracer:
@@ -166,57 +166,57 @@ class Runner:
             self.app,
             self.hostname,
             after_body=disarm_soft_limit,
-            ended_by=(OrderEnded, *_GREENLET_EXIT),
+            ended_by=(JobEnded, *_GREENLET_EXIT),
         )
         return tracer
 
-    def _unopened(self, order: Order, exc: Exception, started: float) -> Outcome:
+    def _unopened(self, job: Job, exc: Exception, started: float) -> JobResult:
         """Not foreseen: the caller is told all the same."""
         try:
-            header = order.header or TaskHeader(task=order.task, id=order.id)
-            fail(self.app, None, OrderContext(order, header, TaskBody([], {}), self.hostname), exc)
+            header = job.header or TaskHeader(task=job.task, id=job.id)
+            fail(self.app, None, JobContext(job, header, TaskBody([], {}), self.hostname), exc)
         except Exception:
-            logger.exception("task %s[%s]: its failure was not recorded", order.task, order.id)
+            logger.exception("task %s[%s]: its failure was not recorded", job.task, job.id)
         return failure_of(exc, time.monotonic() - started)
 
-    def open_or_empty(self, order: Order, header: TaskHeader) -> Context:
-        """The request of an order; without arguments where its body can not be read."""
+    def open_or_empty(self, job: Job, header: TaskHeader) -> Context:
+        """The request of a job; without arguments where its body can not be read."""
         try:
-            return self.open(order)[0]
+            return self.open(job)[0]
         except Refusal:
-            return OrderContext(order, header, TaskBody([], {}), self.hostname)
+            return JobContext(job, header, TaskBody([], {}), self.hostname)
 
-    def open(self, order: Order) -> tuple[Context, TaskBody]:
-        """Decode an order; raises `Refusal`."""
-        if order.header is None and "task" not in order.headers:
-            return self._open_v1(order)
-        header = order.header or read_header(order.headers)
+    def open(self, job: Job) -> tuple[Context, TaskBody]:
+        """Decode a job; raises `Refusal`."""
+        if job.header is None and "task" not in job.headers:
+            return self._open_v1(job)
+        header = job.header or read_header(job.headers)
         body = read_body(
-            order.body,
-            order.content_type,
-            order.content_encoding,
+            job.body,
+            job.content_type,
+            job.content_encoding,
             compression=header.compression,
             accept=self._accept,
             limits=self._limits,
         )
         if body.hybrid is not None:
             header = hybrid_header(_given(header), body.hybrid)
-        return OrderContext(order, header, body, self.hostname), body
+        return JobContext(job, header, body, self.hostname), body
 
-    def _open_v1(self, order: Order) -> tuple[Context, TaskBody]:
-        decoded = order.decoded
+    def _open_v1(self, job: Job) -> tuple[Context, TaskBody]:
+        decoded = job.decoded
         if decoded is None:
             decoded = decode_v1(
-                order.body,
-                order.content_type,
-                order.content_encoding,
-                compression=order.headers.get("compression"),
+                job.body,
+                job.content_type,
+                job.content_encoding,
+                compression=job.headers.get("compression"),
                 accept=self._accept,
                 limits=self._limits,
             )
         header, body = read_v1(decoded)
-        own = structs.replace(order, headers=user_headers(order.headers))
-        return OrderContext(own, header, body, self.hostname), body
+        own = structs.replace(job, headers=user_headers(job.headers))
+        return JobContext(own, header, body, self.hostname), body
 
 
 def decode_v1(
@@ -234,10 +234,10 @@ def decode_v1(
     return decode(body, content_type, content_encoding, accept=accept, limits=limits)
 
 
-class OrderContext(Context):
+class JobContext(Context):
     """The request as a task sees it; most of it is only looked up when somebody asks."""
 
-    def __init__(self, order: Order, header: TaskHeader, body: TaskBody, hostname: str) -> None:
+    def __init__(self, job: Job, header: TaskHeader, body: TaskBody, hostname: str) -> None:
         self.__dict__ = {
             "id": header.id,
             "task": header.task,
@@ -248,29 +248,29 @@ class OrderContext(Context):
             "callbacks": body.callbacks,
             "errbacks": body.errbacks,
             "ignore_result": header.ignore_result,
-            "headers": order.headers,
+            "headers": job.headers,
             "hostname": hostname,
             "called_directly": False,
-            "_told": order.told,
-            "_order": order,
+            "_told": job.told,
+            "_job": job,
             "_header": header,
         }
 
     def __repr__(self) -> str:
-        for name in (*_FROM_HEADER, *_FROM_ORDER):
+        for name in (*_FROM_HEADER, *_FROM_JOB):
             getattr(self, name)
         shown = {name: value for name, value in self.__dict__.items() if name[0] != "_"}
         return f"<Context: {shown!r}>"
 
 
 class _Later:
-    """A field of an `OrderContext` that is set when it is first read."""
+    """A field of an `JobContext` that is set when it is first read."""
 
     def __init__(self, name: str, read: Callable[[Any], Any]) -> None:
         self._name = name
         self._read = read
 
-    def __get__(self, context: OrderContext, owner: type[OrderContext]) -> Any:
+    def __get__(self, context: JobContext, owner: type[JobContext]) -> Any:
         value = context.__dict__[self._name] = self._read(context.__dict__)
         return value
 
@@ -280,13 +280,13 @@ _FROM_HEADER = (
     "origin", "lang", "argsrepr", "kwargsrepr", "replaced_task_nesting", "stamped_headers",
     "stamps",
 )  # fmt: skip
-_FROM_ORDER = ("reply_to", "correlation_id", "delivery_info", "properties", "content_type")
+_FROM_JOB = ("reply_to", "correlation_id", "delivery_info", "properties", "content_type")
 
 for _name in _FROM_HEADER:
-    setattr(OrderContext, _name, _Later(_name, lambda f, n=_name: getattr(f["_header"], n)))  # type: ignore[misc]
-for _name in _FROM_ORDER:
-    setattr(OrderContext, _name, _Later(_name, lambda f, n=_name: getattr(f["_order"], n)))  # type: ignore[misc]
-OrderContext.root_id = _Later(  # type: ignore[assignment]
+    setattr(JobContext, _name, _Later(_name, lambda f, n=_name: getattr(f["_header"], n)))  # type: ignore[misc]
+for _name in _FROM_JOB:
+    setattr(JobContext, _name, _Later(_name, lambda f, n=_name: getattr(f["_job"], n)))  # type: ignore[misc]
+JobContext.root_id = _Later(  # type: ignore[assignment]
     "root_id", lambda fields: fields["_header"].root_id or fields["_header"].id
 )
 
@@ -302,5 +302,5 @@ def _given(header: TaskHeader) -> dict[str, Any]:
     return {name: value for name, value in structs.asdict(header).items() if value is not None}
 
 
-def _refused(refusal: Refusal) -> Outcome:
-    return Outcome(UNDECODABLE, 0.0, refusal.text, "", False, refusal.reason)
+def _refused(refusal: Refusal) -> JobResult:
+    return JobResult(UNDECODABLE, 0.0, refusal.text, "", False, refusal.reason)

@@ -40,7 +40,7 @@ from umbel.wire.tasks import HEADER_FIELDS, TaskHeader, read_header, read_v1, us
 from umbel.wire.times import parse_time
 from umbel.worker.delivery.effects import ACK, REJECT
 from umbel.worker.delivery_driver import TaskDelivery
-from umbel.worker.orders import Order
+from umbel.worker.jobs import Job
 from umbel.worker.revoked_messages import keep_as_long
 from umbel.worker.runner import decode_v1
 
@@ -79,7 +79,7 @@ class Receiver:
             if task is None:
                 self._receive(message)
             else:
-                self._proceed(message, task.headers, _order_of(task))
+                self._proceed(message, task.headers, _job_of(task))
         except Refusal as refusal:
             self.refuse(message, refusal)
         except Exception as exc:
@@ -102,16 +102,16 @@ class Receiver:
         else:
             decoded = self._decode_v1(message, headers, body)
             header = read_v1(decoded)[0]
-        self._proceed(message, header, self._order(message, header, headers, body, decoded))
+        self._proceed(message, header, self._job(message, header, headers, body, decoded))
 
-    def _proceed(self, message: Any, header: TaskHeader, order: Order) -> None:
-        if order.redelivered and self.worker.deliveries.came_again(message, header):
+    def _proceed(self, message: Any, header: TaskHeader, job: Job) -> None:
+        if job.redelivered and self.worker.deliveries.came_again(message, header):
             return
         strategy = self.strategies.get(header.task) or self._prepare(header.task)
         if strategy is None:
-            self._unregistered(message, header, order)
+            self._unregistered(message, header, job)
             return
-        strategy(message, header, order)
+        strategy(message, header, job)
 
     def _decode_v1(self, message: Any, headers: Any, body: Any) -> Any:
         return decode_v1(
@@ -123,12 +123,10 @@ class Receiver:
             limits=self.limits,
         )
 
-    def _order(
-        self, message: Any, header: TaskHeader, headers: Any, body: Any, decoded: Any
-    ) -> Order:
+    def _job(self, message: Any, header: TaskHeader, headers: Any, body: Any, decoded: Any) -> Job:
         info = message.delivery_info
         properties = message.properties
-        return Order(
+        return Job(
             header.id,
             header.task,
             _own(headers) if decoded is None else dict(headers or {}),
@@ -197,7 +195,7 @@ class Receiver:
         )
         fail(self.app, None, request, kind(refusal.text))
 
-    def _unregistered(self, message: Any, header: TaskHeader, order: Order) -> None:
+    def _unregistered(self, message: Any, header: TaskHeader, job: Job) -> None:
         worker = self.worker
         worker.counters.refused["unregistered"] += 1
         logger.error(
@@ -207,7 +205,7 @@ class Receiver:
         )  # fmt: skip
 
         def store() -> None:
-            request = worker.runner.open_or_empty(order, header)
+            request = worker.runner.open_or_empty(job, header)
             fail(self.app, None, request, NotRegistered(header.task))
 
         def done() -> None:
@@ -244,10 +242,10 @@ class Strategy:
             rate = default if rate is None else rate
             worker.deliveries.limits.begin(task.name, parse_rate(rate))
 
-    def __call__(self, message: Any, header: TaskHeader, order: Order) -> None:
+    def __call__(self, message: Any, header: TaskHeader, job: Job) -> None:
         """Take one message of this type."""
         worker = self.worker
-        delivery = TaskDelivery(worker.driver, self, message, header, order)
+        delivery = TaskDelivery(worker.driver, self, message, header, job)
         if header.expires is not None:
             delivery.expires_s = parse_time(header.expires, self.zone).timestamp()
         if header.eta is not None:
@@ -287,10 +285,10 @@ class Strategy:
         return self.worker.app.backend.keeps_results
 
 
-def _order_of(task: TaskEnvelope) -> Order:
+def _job_of(task: TaskEnvelope) -> Job:
     header, properties = task.headers, task.properties
     address = properties.delivery_info
-    return Order(
+    return Job(
         header.id,
         header.task,
         {},

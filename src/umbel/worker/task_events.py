@@ -2,7 +2,7 @@
 
 Asked at every turn of a task's life, so `on` is a plain attribute: when nobody wants to know,
 telling costs one look at it. The clock of `task-started` is set aside when the task is handed to
-the pool and travels with the order: whatever the task sends then has a greater one, even before the
+the pool and travels with the job: whatever the task sends then has a greater one, even before the
 pool's word that it has begun comes back.
 """
 
@@ -20,7 +20,7 @@ from umbel.wire.tasks import DELIVERY_COUNT
 if TYPE_CHECKING:
     from umbel.app.events.dispatcher import Dispatcher
     from umbel.worker.delivery_driver import TaskDelivery
-    from umbel.worker.orders import Order, Outcome
+    from umbel.worker.jobs import Job, JobResult
     from umbel.worker.worker import Worker
 
 TRACEBACK_CHARS_MAX = 16_000
@@ -52,8 +52,8 @@ class TaskEvents:
         events, strategy, header = self._events, request.policy, request.header
         if events is None or not strategy.tells:
             return
-        args, kwargs = strategy.redaction.event_reprs(header, self._open, request.order)
-        order, by = request.order, events.stamper
+        args, kwargs = strategy.redaction.event_reprs(header, self._open, request.job)
+        job, by = request.job, events.stamper
         message = request.message
         try:
             queue = message.queue  # of our transport for Redis: no call for each task
@@ -62,7 +62,7 @@ class TaskEvents:
         request.queue = queue
         redelivered: bool | UnsetType = UNSET
         deliveries: int | UnsetType = UNSET
-        if order.redelivered:
+        if job.redelivered:
             redelivered, deliveries = True, _deliveries(message)
         seq, clock = by.count()
         events.keep(
@@ -70,7 +70,7 @@ class TaskEvents:
                 by.hostname, by.pid, by.utcoffset, clock, time(), seq, by.inc,
                 header.id, request.name, args, kwargs, header.root_id or header.id,
                 header.parent_id, header.retries or 0, header.eta, header.expires,
-                queue or UNSET, header.group or UNSET, redelivered, deliveries, len(order.body),
+                queue or UNSET, header.group or UNSET, redelivered, deliveries, len(job.body),
             )
         )  # fmt: skip
 
@@ -82,7 +82,7 @@ class TaskEvents:
         ago_s = monotonic() - when  # first: whoever is held up in between must not begin too early
         began = time() - ago_s
         by = events.stamper
-        seq, clock = by.count(request.order.clock or None)
+        seq, clock = by.count(request.job.clock or None)
         events.keep(
             TaskStarted(
                 by.hostname, by.pid, by.utcoffset, clock, began, seq, by.inc, request.header.id,
@@ -90,9 +90,9 @@ class TaskEvents:
             )
         )  # fmt: skip
 
-    def finished(self, request: TaskDelivery, outcome: Outcome) -> None:
+    def finished(self, request: TaskDelivery, result: JobResult) -> None:
         """The task's code has ended by itself."""
-        state, events = outcome.state, self._events
+        state, events = result.state, self._events
         if state == "SUCCESS":
             if events is None or not request.policy.tells:
                 return
@@ -101,23 +101,23 @@ class TaskEvents:
             events.keep(
                 TaskSucceeded(
                     by.hostname, by.pid, by.utcoffset, clock, time(), seq, by.inc,
-                    request.header.id, outcome.text, outcome.runtime_s, _or_unset(outcome.cpu_s),
-                    _or_unset(outcome.memory_peak_bytes), _or_unset(outcome.chord_id),
+                    request.header.id, result.text, result.runtime_s, _or_unset(result.cpu_s),
+                    _or_unset(result.memory_peak_bytes), _or_unset(result.chord_id),
                 )
             )  # fmt: skip
         elif state == "FAILURE":
-            self.failed(request, outcome.text, outcome.traceback, outcome)
+            self.failed(request, result.text, result.traceback, result)
         elif state == "RETRY":
-            fields = _failure(request, outcome.text, outcome.traceback, outcome)
-            self._put("task-retried", request, fields, outcome.clock or None)
+            fields = _failure(request, result.text, result.traceback, result)
+            self._put("task-retried", request, fields, result.clock or None)
         elif state == "REJECTED":
-            self.rejected(request, outcome.requeue)
+            self.rejected(request, result.requeue)
 
     def failed(
-        self, request: TaskDelivery, exception: str, traceback: str, outcome: Outcome | None = None
+        self, request: TaskDelivery, exception: str, traceback: str, result: JobResult | None = None
     ) -> None:
-        """It failed, in its code (then with its outcome) or around it."""
-        self._put("task-failed", request, _failure(request, exception, traceback, outcome))
+        """It failed, in its code (then with its result) or around it."""
+        self._put("task-failed", request, _failure(request, exception, traceback, result))
 
     def revoked(self, request: TaskDelivery, why: str, signum: int | None) -> None:
         """It will not run, or was ended: `revoked`, `expired` or `terminated`."""
@@ -144,22 +144,22 @@ class TaskEvents:
             exception = f"NotRegistered({safe_repr(name, 200)})"
             events.put("task-failed", {"uuid": uuid, "exception": exception, "traceback": ""})
 
-    def _open(self, order: Order) -> tuple[Any, Any]:
-        body = self._worker.runner.open(order)[1]
+    def _open(self, job: Job) -> tuple[Any, Any]:
+        body = self._worker.runner.open(job)[1]
         return body.args, body.kwargs
 
 
 def _failure(
-    request: TaskDelivery, exception: str, traceback: str, outcome: Outcome | None = None
+    request: TaskDelivery, exception: str, traceback: str, result: JobResult | None = None
 ) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "uuid": request.header.id,
         "exception": exception,
         "traceback": traceback[-TRACEBACK_CHARS_MAX:],
     }
-    if outcome is not None:
+    if result is not None:
         for name in ("cpu_s", "memory_peak_bytes", "chord_id"):
-            value = getattr(outcome, name)
+            value = getattr(result, name)
             if value is not None:
                 fields[name] = value
     return fields

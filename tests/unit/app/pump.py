@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from umbel.app.umbel import Umbel
-from umbel.worker.orders import Order, Outcome
+from umbel.worker.jobs import Job, JobResult
 from umbel.worker.runner import Runner
 
 
@@ -23,11 +23,11 @@ def messages(app: Umbel, queue: str = "celery") -> list[Any]:
     return found
 
 
-def run(app: Umbel, message: Any) -> Outcome:
+def run(app: Umbel, message: Any) -> JobResult:
     """Execute one message as a worker would."""
     raw = message.body
     return Runner(app, "pump@here")(
-        Order(
+        Job(
             id=message.headers["id"],
             task=message.headers["task"],
             headers=message.headers,
@@ -48,6 +48,6 @@ def pump(app: Umbel, queue: str = "celery") -> list[tuple[str, str]]:
     done = []
     while batch := messages(app, queue):
         for message in batch:
-            outcome = run(app, message)
-            done.append((message.headers["task"], outcome.state))
+            result = run(app, message)
+            done.append((message.headers["task"], result.state))
     return done

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from umbel.cluster.election import ANSWER_S, COLLECT_S, RANK_MAX, STEP_S
+from umbel.cluster.election import ANSWER_S, COLLECT_S, RANK_MAX, RETRY, STEP_S
 from umbel.cluster.election_words import (
     Candidate,
     Claimed,

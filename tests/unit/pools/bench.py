@@ -1,7 +1,7 @@
-"""A bench for pools: orders that do one thing each, and watchers that remember what they heard.
+"""A bench for pools: jobs that do one thing each, and watchers that remember what they heard.
 
-Orders are coordinated through files in a directory, which works alike in processes, threads,
-greenlets and coroutines: an order that holds makes `<id>.began` and goes on when `<id>.go` (or
+Jobs are coordinated through files in a directory, which works alike in processes, threads,
+greenlets and coroutines: a job that holds makes `<id>.began` and goes on when `<id>.go` (or
 `all.go`) is there.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 
 from umbel.exceptions import SoftTimeLimitExceeded
 from umbel.worker.inbox import Inbox
-from umbel.worker.orders import Order, Outcome
+from umbel.worker.jobs import Job, JobResult
 from umbel.worker.pools.base import (
     Pool,
     PoolOptions,
@@ -52,13 +52,13 @@ class Recorder:
     def soft_limit(self, limit_s: float) -> None:
         self._heard("soft_limit", limit_s)
 
-    def finished(self, outcome: Outcome) -> None:
-        self._heard("finished", outcome)
+    def finished(self, result: JobResult) -> None:
+        self._heard("finished", result)
 
-    def ran(self, pid: int, when: float, outcome: Outcome) -> None:
+    def ran(self, pid: int, when: float, result: JobResult) -> None:
         with self.changed:  # who looks sees both or none
             self.accepted(pid, when)
-            self.finished(outcome)
+            self.finished(result)
 
     def unfit(self, exc: Exception) -> None:
         self._heard("unfit", exc)
@@ -91,30 +91,30 @@ class Recorder:
             return self.finals[0]
 
     @property
-    def outcome(self) -> Outcome:
+    def result(self) -> JobResult:
         name, value = self.wait_final()
         assert name == "finished", self.calls
-        assert isinstance(value, Outcome)
+        assert isinstance(value, JobResult)
         return value
 
     @property
     def succeeded(self) -> bool:
-        return self.outcome.state == "SUCCESS"
+        return self.result.state == "SUCCESS"
 
 
-async def _work(order: Order, pause: Pause) -> Outcome:  # noqa: C901 - one case per task
-    directory, text = Path(order.headers["directory"]), order.body.decode()
-    went = [directory / f"{order.id}.go", directory / "all.go"]
+async def _work(job: Job, pause: Pause) -> JobResult:  # noqa: C901 - one case per task
+    directory, text = Path(job.headers["directory"]), job.body.decode()
+    went = [directory / f"{job.id}.go", directory / "all.go"]
 
     async def hold() -> None:
         # Visible only when complete: whoever sees it may interrupt us at once.
-        draft = directory / f"{order.id}.draft"
+        draft = directory / f"{job.id}.draft"
         draft.touch()
-        draft.rename(directory / f"{order.id}.began")
+        draft.rename(directory / f"{job.id}.began")
         while not any(path.exists() for path in went):
             await pause()
 
-    match order.task:
+    match job.task:
         case "echo":
             pass
         case "raise":
@@ -129,7 +129,7 @@ async def _work(order: Order, pause: Pause) -> Outcome:  # noqa: C901 - one case
             await hold()
         case "count":
             with (directory / "ran").open("a") as log:
-                log.write(f"{order.id}\n")
+                log.write(f"{job.id}\n")
             await pause()
         case "catch":
             try:
@@ -146,66 +146,66 @@ async def _work(order: Order, pause: Pause) -> Outcome:  # noqa: C901 - one case
                 except BaseException:
                     continue
         case other:
-            return TASKS[other](order)
-    return Outcome("SUCCESS", 0.0, text, "")
+            return TASKS[other](job)
+    return JobResult("SUCCESS", 0.0, text, "")
 
 
-def run(order: Order) -> Outcome:
+def run(job: Job) -> JobResult:
     async def pause() -> None:
         time.sleep(0.003)
 
-    return _driven(_work(order, pause))
+    return _driven(_work(job, pause))
 
 
-async def run_async(order: Order) -> Outcome:
-    return await _work(order, lambda: asyncio.sleep(0.003))
+async def run_async(job: Job) -> JobResult:
+    return await _work(job, lambda: asyncio.sleep(0.003))
 
 
-def _driven(work: Coroutine[Any, Any, Outcome]) -> Outcome:
+def _driven(work: Coroutine[Any, Any, JobResult]) -> JobResult:
     """Run a coroutine that never suspends."""
     try:
         work.send(None)
     except StopIteration as end:
-        outcome: Outcome = end.value
-        return outcome
+        result: JobResult = end.value
+        return result
     raise AssertionError("suspended")
 
 
-def _die(order: Order) -> Outcome:
-    os._exit(int(order.body))
+def _die(job: Job) -> JobResult:
+    os._exit(int(job.body))
 
 
-def _files(order: Order) -> Outcome:
+def _files(job: Job) -> JobResult:
     links = {}
     for entry in Path("/proc/self/fd").iterdir():
         try:
             links[int(entry.name)] = str(entry.readlink())
         except OSError:
             continue
-    return Outcome("SUCCESS", 0.0, repr(links), "")
+    return JobResult("SUCCESS", 0.0, repr(links), "")
 
 
-def _rubbish(order: Order) -> Outcome:
+def _rubbish(job: Job) -> JobResult:
     """What a stray library may do: write into the one pipe that the child speaks through."""
     ends = {
         int(one.name): one.readlink() for one in Path("/proc/self/fd").iterdir() if one.exists()
     }
     (pipe,) = (fd for fd, end in ends.items() if fd > 2 and str(end).startswith("pipe:"))
-    with (Path(order.headers["directory"]) / "ran").open("a") as log:
-        log.write(f"{order.id}\n")
-    os.write(pipe, bytes.fromhex(order.body.decode()))
+    with (Path(job.headers["directory"]) / "ran").open("a") as log:
+        log.write(f"{job.id}\n")
+    os.write(pipe, bytes.fromhex(job.body.decode()))
     time.sleep(0.2)
-    return Outcome("SUCCESS", 0.0, "not believed", "")
+    return JobResult("SUCCESS", 0.0, "not believed", "")
 
 
-def _fork_and_return(order: Order) -> Outcome:
+def _fork_and_return(job: Job) -> JobResult:
     pid = os.fork()
     if pid:
         os.waitpid(pid, 0)
-    return Outcome("SUCCESS", 0.0, "forked", "")
+    return JobResult("SUCCESS", 0.0, "forked", "")
 
 
-def _subprocess(order: Order) -> Outcome:
+def _subprocess(job: Job) -> JobResult:
     import multiprocessing
 
     context = multiprocessing.get_context("fork")
@@ -215,26 +215,26 @@ def _subprocess(order: Order) -> Outcome:
     text = receiver.recv()
     process.join()
     text += subprocess.run(["/bin/echo", "!"], capture_output=True, text=True, check=True).stdout
-    return Outcome("SUCCESS", 0.0, text.strip(), "")
+    return JobResult("SUCCESS", 0.0, text.strip(), "")
 
 
 _kept: list[bytearray] = []
 
 
-def _grow(order: Order) -> Outcome:
-    _kept.append(bytearray(os.urandom(1024) * 1024 * int(order.body)))
-    return Outcome("SUCCESS", 0.0, str(os.getpid()), "")
+def _grow(job: Job) -> JobResult:
+    _kept.append(bytearray(os.urandom(1024) * 1024 * int(job.body)))
+    return JobResult("SUCCESS", 0.0, str(os.getpid()), "")
 
 
-def _thread(order: Order) -> Outcome:
+def _thread(job: Job) -> JobResult:
     thread = threading.Thread(target=lambda: None)
     main = threading.current_thread() is threading.main_thread()
     reset = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     deaf = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    return Outcome("SUCCESS", 0.0, repr((main, thread.daemon, reset, deaf)), "")
+    return JobResult("SUCCESS", 0.0, repr((main, thread.daemon, reset, deaf)), "")
 
 
-TASKS: dict[str, Callable[[Order], Outcome]] = {
+TASKS: dict[str, Callable[[Job], JobResult]] = {
     "die": _die,
     "files": _files,
     "rubbish": _rubbish,
@@ -246,7 +246,7 @@ TASKS: dict[str, Callable[[Order], Outcome]] = {
 
 
 class Bench:
-    """A started pool and a directory to steer its orders."""
+    """A started pool and a directory to steer its jobs."""
 
     def __init__(self, kind: str, directory: Path, concurrency: int, **options: Any) -> None:
         name, _, flavour = kind.partition("-")
@@ -259,7 +259,7 @@ class Bench:
             PoolOptions(
                 concurrency=concurrency,
                 run_async=run_async,
-                is_async=lambda order: flavour != "plain" and order.task not in TASKS,
+                is_async=lambda job: flavour != "plain" and job.task not in TASKS,
                 **options,
             )
         )
@@ -273,38 +273,38 @@ class Bench:
         text: str = "",
         soft_s: float | None = None,
         hard_s: float | None = None,
-        order_id: str = "",
+        job_id: str = "",
         expected_s: float | None = None,
     ) -> Recorder:
-        """Submit an order; a pool that blocks its caller gets a thread to run it in."""
+        """Submit a job; a pool that blocks its caller gets a thread to run it in."""
         recorder = Recorder()
-        order = self.order(task, text, order_id)
+        job = self.job(task, text, job_id)
         if self.pool.blocks_loop:
             thread = threading.Thread(
-                target=self.pool.submit, args=(order, recorder, soft_s, hard_s), daemon=True
+                target=self.pool.submit, args=(job, recorder, soft_s, hard_s), daemon=True
             )
             self._threads.append(thread)
             thread.start()
         else:
             expected = {} if expected_s is None else {"expected_s": expected_s}  # for prefork
-            self.pool.submit(order, recorder, soft_s, hard_s, **expected)
+            self.pool.submit(job, recorder, soft_s, hard_s, **expected)
         return recorder
 
-    def fill(self, orders: Iterable[Order], expected_s: float | None) -> list[Recorder]:
+    def fill(self, jobs: Iterable[Job], expected_s: float | None) -> list[Recorder]:
         """Offer these to a pool; the watchers of those that it has asked for."""
         asked: list[Recorder] = []
 
         def offered() -> Iterator[Submission]:
-            for order in orders:
+            for job in jobs:
                 asked.append(Recorder())
-                yield order, asked[-1], None, None, expected_s
+                yield job, asked[-1], None, None, expected_s
 
         self.pool.fill(offered())
         return asked
 
-    def order(self, task: str, text: str = "", order_id: str = "") -> Order:
-        return Order(
-            id=order_id or f"order-{next(self._numbers)}",
+    def job(self, task: str, text: str = "", job_id: str = "") -> Job:
+        return Job(
+            id=job_id or f"job-{next(self._numbers)}",
             task=task,
             headers={"directory": str(self.directory)},
             body=text.encode(),
@@ -312,8 +312,8 @@ class Bench:
             content_encoding="utf-8",
         )
 
-    def go(self, order_id: str = "all") -> None:
-        (self.directory / f"{order_id}.go").touch()
+    def go(self, job_id: str = "all") -> None:
+        (self.directory / f"{job_id}.go").touch()
 
     def began(self) -> int:
         return len(list(self.directory.glob("*.began")))

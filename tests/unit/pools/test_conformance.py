@@ -20,9 +20,9 @@ def several(bench: Bench) -> bool:
     return not bench.pool.blocks_loop
 
 
-def test_each_order_is_reported_exactly_once(bench: Bench) -> None:
+def test_each_job_is_reported_exactly_once(bench: Bench) -> None:
     recorders = [bench.submit("echo", str(number)) for number in range(100)]
-    assert [recorder.outcome.text for recorder in recorders] == [str(n) for n in range(100)]
+    assert [recorder.result.text for recorder in recorders] == [str(n) for n in range(100)]
     assert bench.pool.close_and_join(WAIT_S)
     assert all(recorder.names == ["accepted", "finished"] for recorder in recorders)
 
@@ -31,17 +31,17 @@ def test_each_order_is_reported_exactly_once(bench: Bench) -> None:
     ("task", "text"),
     [("raise", "ValueError('no')"), ("exit", "SystemExit(3)"), ("memory", "MemoryError()")],
 )
-def test_whatever_escapes_run_is_an_outcome(bench: Bench, task: str, text: str) -> None:
-    outcome = bench.submit(task, "no").outcome
-    assert outcome.state == "FAILURE"
-    assert outcome.text == text
-    assert "Traceback" in outcome.traceback
-    assert bench.submit("echo", "next").outcome.text == "next"
+def test_whatever_escapes_run_is_a_result(bench: Bench, task: str, text: str) -> None:
+    result = bench.submit(task, "no").result
+    assert result.state == "FAILURE"
+    assert result.text == text
+    assert "Traceback" in result.traceback
+    assert bench.submit("echo", "next").result.text == "next"
 
 
 def test_the_concurrency_is_reached_and_not_exceeded(bench: Bench) -> None:
     size = bench.pool.size
-    recorders = [bench.submit("hold", order_id=f"hold-{n}") for n in range(size + 2)]
+    recorders = [bench.submit("hold", job_id=f"hold-{n}") for n in range(size + 2)]
     wait_until(lambda: bench.began() == size, "a full pool")
     done = [n for n in range(size + 2) if (bench.directory / f"hold-{n}.began").exists()]
     bench.go(f"hold-{done[0]}")
@@ -50,7 +50,7 @@ def test_the_concurrency_is_reached_and_not_exceeded(bench: Bench) -> None:
     running = [r for r in recorders if "accepted" in r.names and not r.finals]
     assert len(running) <= size
     bench.go()
-    assert all(recorder.outcome.state == "SUCCESS" for recorder in recorders)
+    assert all(recorder.result.state == "SUCCESS" for recorder in recorders)
 
 
 def test_it_takes_as_many_as_it_has_room_for_and_asks_for_more_when_some_have_ended(
@@ -84,32 +84,32 @@ def test_it_takes_as_many_as_it_has_room_for_and_asks_for_more_when_some_have_en
 
 def test_a_soft_limit_is_raised_inside_and_can_be_caught(bench: Bench) -> None:
     recorder = bench.submit("catch", soft_s=0.05)
-    assert recorder.outcome.text == "caught"
+    assert recorder.result.text == "caught"
     assert recorder.wait_for("soft_limit") == 0.05
 
 
-def test_a_soft_limit_that_is_not_caught_fails_the_order(bench: Bench) -> None:
-    outcome = bench.submit("hold", soft_s=0.05).outcome
-    assert outcome.state == "FAILURE"
-    assert "SoftTimeLimitExceeded" in outcome.text
-    assert bench.submit("echo", "next").outcome.text == "next"
+def test_a_soft_limit_that_is_not_caught_fails_the_job(bench: Bench) -> None:
+    result = bench.submit("hold", soft_s=0.05).result
+    assert result.state == "FAILURE"
+    assert "SoftTimeLimitExceeded" in result.text
+    assert bench.submit("echo", "next").result.text == "next"
 
 
 def test_a_disarmed_soft_limit_does_not_strike(bench: Bench) -> None:
-    recorder = bench.submit("disarmed", "whole", soft_s=0.05, order_id="late")
+    recorder = bench.submit("disarmed", "whole", soft_s=0.05, job_id="late")
     later = bench.submit("catch", soft_s=0.1) if several(bench) else None
     if later is not None:
-        assert later.outcome.text == "caught"
+        assert later.result.text == "caught"
     else:
         wait_until(lambda: bench.began() == 1, "it holds")
     bench.go("late")
-    assert recorder.outcome.text == "whole"
+    assert recorder.result.text == "whole"
 
 
-def test_a_hard_limit_ends_the_order_and_the_pool_goes_on(bench: Bench) -> None:
+def test_a_hard_limit_ends_the_job_and_the_pool_goes_on(bench: Bench) -> None:
     recorders = [bench.submit("hold", hard_s=0.05) for _ in range(3)]
     assert [recorder.wait_final() for recorder in recorders] == [("hard_limit", 0.05)] * 3
-    assert bench.submit("echo", "next").outcome.text == "next"
+    assert bench.submit("echo", "next").result.text == "next"
     assert bench.pool.close_and_join(WAIT_S)
     assert all(recorder.names == ["accepted", "hard_limit"] for recorder in recorders)
 
@@ -120,31 +120,31 @@ def test_a_hard_limit_comes_after_a_soft_one_that_was_ignored(bench: Bench) -> N
     recorder = bench.submit("stuck", soft_s=0.05, hard_s=0.15)
     assert recorder.wait_final() == ("hard_limit", 0.15)
     assert recorder.names == ["accepted", "soft_limit", "hard_limit"]
-    assert bench.submit("echo", "next").outcome.text == "next"
+    assert bench.submit("echo", "next").result.text == "next"
 
 
 def test_limits_that_do_not_pass_change_nothing(bench: Bench) -> None:
     recorders = [bench.submit("echo", "in time", soft_s=30, hard_s=60) for _ in range(50)]
-    assert {recorder.outcome.text for recorder in recorders} == {"in time"}
+    assert {recorder.result.text for recorder in recorders} == {"in time"}
     assert bench.pool.close_and_join(WAIT_S)
     assert all(recorder.names == ["accepted", "finished"] for recorder in recorders)
 
 
-def test_a_running_order_can_be_cancelled(bench: Bench) -> None:
-    recorder = bench.submit("hold", order_id="unwanted")
+def test_a_running_job_can_be_cancelled(bench: Bench) -> None:
+    recorder = bench.submit("hold", job_id="unwanted")
     wait_until(lambda: bench.began() == 1, "it holds")
     assert bench.pool.cancel("unwanted", signal.SIGTERM)
     assert recorder.wait_final() == ("terminated", signal.SIGTERM)
-    assert bench.submit("echo", "next").outcome.text == "next"
+    assert bench.submit("echo", "next").result.text == "next"
     assert not bench.pool.cancel("unwanted", signal.SIGTERM)
 
 
-def test_a_waiting_order_can_be_cancelled_and_never_runs(bench: Bench) -> None:
+def test_a_waiting_job_can_be_cancelled_and_never_runs(bench: Bench) -> None:
     if bench.pool.blocks_loop:
         pytest.skip("nothing waits in the solo pool")
     holding = [bench.submit("hold") for _ in range(bench.pool.size)]
     wait_until(lambda: bench.began() == bench.pool.size, "a full pool")
-    waiting = bench.submit("hold", order_id="unwanted")
+    waiting = bench.submit("hold", job_id="unwanted")
     assert bench.pool.cancel("unwanted", signal.SIGTERM)
     assert waiting.wait_final() == ("terminated", signal.SIGTERM)
     bench.go()
@@ -167,7 +167,7 @@ def test_it_grows_and_shrinks(bench: Bench) -> None:
     bench.go()
     assert all(recorder.succeeded for recorder in held)
     (bench.directory / "all.go").unlink()
-    first, second = bench.submit("hold", order_id="a"), bench.submit("hold", order_id="b")
+    first, second = bench.submit("hold", job_id="a"), bench.submit("hold", job_id="b")
     first.wait_for("accepted")
     bench.go("a")
     assert first.succeeded
@@ -181,12 +181,12 @@ def test_it_never_shrinks_to_nothing(bench: Bench) -> None:
         bench.pool.shrink(bench.pool.size)
 
 
-def test_a_warm_close_waits_for_running_and_waiting_orders(bench: Bench) -> None:
+def test_a_warm_close_waits_for_running_and_waiting_jobs(bench: Bench) -> None:
     recorders = [bench.submit("hold") for _ in range(1 if bench.pool.blocks_loop else 5)]
     wait_until(lambda: bench.began() == bench.pool.size, "a full pool")
     assert not bench.pool.close_and_join(0.02)
     with pytest.raises(PoolClosed):
-        bench.pool.submit(bench.order("echo"), Recorder(), None, None)
+        bench.pool.submit(bench.job("echo"), Recorder(), None, None)
     bench.go()
     assert bench.pool.close_and_join(WAIT_S)
     assert [recorder.names for recorder in recorders] == [["accepted", "finished"]] * len(recorders)
@@ -202,7 +202,7 @@ def test_a_cold_stop_is_quick_and_silent(bench: Bench) -> None:
     bench.go()
     assert not any(recorder.finals for recorder in recorders)
     with pytest.raises(PoolClosed):
-        bench.pool.submit(bench.order("echo"), Recorder(), None, None)
+        bench.pool.submit(bench.job("echo"), Recorder(), None, None)
 
 
 def test_info_has_the_shape_that_monitors_read(bench: Bench) -> None:
@@ -223,42 +223,42 @@ def test_a_restart_loses_nothing(bench: Bench) -> None:
     bench.pool.restart()
     bench.go()
     assert held.succeeded
-    assert [recorder.outcome.text for recorder in waiting] == [str(n) for n in range(len(waiting))]
-    assert bench.submit("echo", "after").outcome.text == "after"
+    assert [recorder.result.text for recorder in waiting] == [str(n) for n in range(len(waiting))]
+    assert bench.submit("echo", "after").result.text == "after"
 
 
-def test_orders_may_come_from_several_threads(bench: Bench) -> None:
+def test_jobs_may_come_from_several_threads(bench: Bench) -> None:
     recorders: list[Recorder] = []
 
     def submit() -> None:
         for _ in range(25):
             recorder = Recorder()
             recorders.append(recorder)
-            bench.pool.submit(bench.order("echo", "yes"), recorder, None, None)
+            bench.pool.submit(bench.job("echo", "yes"), recorder, None, None)
 
     threads = [threading.Thread(target=submit) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [recorder.outcome.text for recorder in recorders] == ["yes"] * 100
+    assert [recorder.result.text for recorder in recorders] == ["yes"] * 100
     assert bench.pool.close_and_join(WAIT_S)
     assert all(len(recorder.finals) == 1 for recorder in recorders)
 
 
-def test_a_watcher_may_submit_the_next_order(bench: Bench) -> None:
+def test_a_watcher_may_submit_the_next_job(bench: Bench) -> None:
     class Chained(Recorder):
         def __init__(self, then: Callable[[], None]) -> None:
             super().__init__()
             self.then = then
 
-        def finished(self, outcome: object) -> None:
+        def finished(self, result: object) -> None:
             self.then()
 
     last = Recorder()
-    first = Chained(lambda: bench.pool.submit(bench.order("echo", "second"), last, None, None))
-    bench.pool.submit(bench.order("echo", "first"), first, None, None)
-    assert last.outcome.text == "second"
+    first = Chained(lambda: bench.pool.submit(bench.job("echo", "second"), last, None, None))
+    bench.pool.submit(bench.job("echo", "first"), first, None, None)
+    assert last.result.text == "second"
 
 
 def test_a_watcher_that_fails_does_not_disturb_the_pool(bench: Bench) -> None:
@@ -266,9 +266,9 @@ def test_a_watcher_that_fails_does_not_disturb_the_pool(bench: Bench) -> None:
         def accepted(self, pid: int, when: float) -> None:
             raise RuntimeError("broken watcher")
 
-        def finished(self, outcome: object) -> None:
+        def finished(self, result: object) -> None:
             raise RuntimeError("broken watcher")
 
-    bench.pool.submit(bench.order("echo"), Broken(), None, None)
-    assert bench.submit("echo", "next").outcome.text == "next"
+    bench.pool.submit(bench.job("echo"), Broken(), None, None)
+    assert bench.submit("echo", "next").result.text == "next"
     assert bench.pool.close_and_join(WAIT_S)

@@ -45,7 +45,7 @@ def test_what_is_taken_back_is_not_raised_later() -> None:
     assert sum(number for number in range(1_000)) == 499_500
 
 
-def test_an_interrupt_hits_a_running_order_only() -> None:
+def test_an_interrupt_hits_a_running_job_only() -> None:
     guard, armed, done = Guard(), threading.Event(), threading.Event()
     caught: list[type[BaseException]] = []
 
@@ -66,4 +66,4 @@ def test_an_interrupt_hits_a_running_order_only() -> None:
     thread.join(10)
     done.set()
     assert caught == [KeyError]
-    assert not guard.interrupt(KeyError), "the order has ended"
+    assert not guard.interrupt(KeyError), "the job has ended"

@@ -1,4 +1,4 @@
-"""The small parts under the pools: names, orders on the wire between processes, deadlines."""
+"""The small parts under the pools: names, jobs on the wire between processes, deadlines."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from tests.unit.pools.bench import WAIT_S
 from umbel.exceptions import ImproperlyConfigured
-from umbel.worker.orders import (
-    Order,
-    Outcome,
-    decode_order,
-    decode_outcome,
-    encode_order,
-    encode_outcome,
+from umbel.worker.jobs import (
+    Job,
+    JobResult,
+    decode_job,
+    decode_result,
+    encode_job,
+    encode_result,
 )
 from umbel.worker.pools.base import POOL_NAMES, PoolOptions, pool_class
 from umbel.worker.pools.deadlines import Deadlines
@@ -31,25 +31,25 @@ plain = st.recursive(
 )
 
 
-def order_with(headers: dict[str, object]) -> Order:
-    return Order("id", "task", headers, b"\0\xff", "t", "e", "x", "key", decoded=[headers])
+def job_with(headers: dict[str, object]) -> Job:
+    return Job("id", "task", headers, b"\0\xff", "t", "e", "x", "key", decoded=[headers])
 
 
 @given(st.dictionaries(st.text("abc"), plain))
-def test_an_order_survives_the_way_to_another_process(headers: dict[str, object]) -> None:
-    order = order_with(headers)
-    assert decode_order(encode_order(order)) == order
+def test_a_job_survives_the_way_to_another_process(headers: dict[str, object]) -> None:
+    job = job_with(headers)
+    assert decode_job(encode_job(job)) == job
 
 
 @pytest.mark.parametrize("odd", [10**300, -(10**300), "\ud800", ["\udfff", 2**64]])
 def test_values_that_msgpack_lacks_survive_too(odd: object) -> None:
-    order = order_with({"odd": odd})
-    assert decode_order(encode_order(order)) == order
+    job = job_with({"odd": odd})
+    assert decode_job(encode_job(job)) == job
 
 
-def test_lone_surrogates_in_an_outcome_become_question_marks() -> None:
-    outcome = decode_outcome(encode_outcome(Outcome("SUCCESS", 1.5, "a\ud800", "", True)))
-    assert outcome == Outcome("SUCCESS", 1.5, "a?", "", True)
+def test_lone_surrogates_in_a_result_become_question_marks() -> None:
+    result = decode_result(encode_result(JobResult("SUCCESS", 1.5, "a\ud800", "", True)))
+    assert result == JobResult("SUCCESS", 1.5, "a?", "", True)
 
 
 @given(st.lists(st.binary(max_size=50)), st.lists(st.integers(1, 9), min_size=1))
@@ -87,7 +87,7 @@ def test_a_pool_whose_package_is_missing_says_what_to_install(
 
 @pytest.mark.parametrize("name", POOL_NAMES)
 def test_a_pool_of_none_is_refused(name: str) -> None:
-    def run(order: Order) -> Outcome:
+    def run(job: Job) -> JobResult:
         raise NotImplementedError
 
     with pytest.raises(ImproperlyConfigured, match=f"concurrency 0 of the {name} pool"):

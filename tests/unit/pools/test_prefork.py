@@ -19,7 +19,7 @@ import pytest
 
 from tests.unit.pools.bench import WAIT_S, Bench, wait_until
 from tests.unit.pools.conftest import StartBench
-from umbel.worker.orders import OrderError
+from umbel.worker.jobs import JobError
 from umbel.worker.pools.prefork import PreforkPool, frames
 
 pytestmark = pytest.mark.timeout(60)
@@ -44,14 +44,14 @@ def test_an_idle_child_that_is_killed_is_replaced(prefork: Bench) -> None:
     os.kill(before[0], signal.SIGKILL)
     wait_until(lambda: before[0] not in pids(prefork) and len(pids(prefork)) == 2, "a new child")
     recorders = [prefork.submit("echo", str(n)) for n in range(10)]
-    assert [recorder.outcome.text for recorder in recorders] == [str(n) for n in range(10)]
+    assert [recorder.result.text for recorder in recorders] == [str(n) for n in range(10)]
 
 
-def test_a_busy_child_that_is_killed_loses_its_order_once(prefork: Bench) -> None:
+def test_a_busy_child_that_is_killed_loses_its_job_once(prefork: Bench) -> None:
     recorder = prefork.submit("hold")
     os.kill(recorder.wait_for("accepted"), signal.SIGKILL)
     assert recorder.wait_final() == ("lost", "signal 9 (SIGKILL)")
-    assert prefork.submit("echo", "next").outcome.text == "next"
+    assert prefork.submit("echo", "next").result.text == "next"
     wait_until(lambda: len(pids(prefork)) == 2, "a new child")
     assert prefork.pool.close_and_join(WAIT_S)
     assert recorder.names == ["accepted", "lost"]
@@ -66,7 +66,7 @@ def test_random_kills_lose_only_what_had_begun(start_bench: StartBench) -> None:
     print(f"seed {seed}")
     chance = random.Random(seed)
     bench = start_bench("prefork", concurrency=3)
-    recorders = {f"o{n}": bench.submit("count", order_id=f"o{n}") for n in range(500)}
+    recorders = {f"o{n}": bench.submit("count", job_id=f"o{n}") for n in range(500)}
 
     def ended() -> int:
         return sum(len(recorder.finals) for recorder in recorders.values())
@@ -81,64 +81,64 @@ def test_random_kills_lose_only_what_had_begun(start_bench: StartBench) -> None:
     ran = collections.Counter((bench.directory / "ran").read_text().split())
     assert max(ran.values()) == 1
     assert any(recorder.finals[0][0] == "lost" for recorder in recorders.values())
-    for order_id, recorder in recorders.items():
-        assert len(recorder.finals) == 1, (order_id, recorder.calls)
+    for job_id, recorder in recorders.items():
+        assert len(recorder.finals) == 1, (job_id, recorder.calls)
         assert recorder.names[0] == "accepted"
         if recorder.finals[0][0] == "finished":
-            assert ran[order_id] == 1
+            assert ran[job_id] == 1
         else:
             assert recorder.finals[0] == ("lost", "signal 9 (SIGKILL)")
 
 
-def test_orders_behind_a_long_one_go_to_an_idle_child(prefork: Bench) -> None:
-    first, second = prefork.submit("hold", order_id="a"), prefork.submit("hold", order_id="b")
+def test_jobs_behind_a_long_one_go_to_an_idle_child(prefork: Bench) -> None:
+    first, second = prefork.submit("hold", job_id="a"), prefork.submit("hold", job_id="b")
     behind = [prefork.submit("echo", str(n)) for n in range(12)]
     first.wait_for("accepted")
     second.wait_for("accepted")
     prefork.go("a")
-    assert [recorder.outcome.text for recorder in behind] == [str(n) for n in range(12)]
+    assert [recorder.result.text for recorder in behind] == [str(n) for n in range(12)]
     assert not second.finals
     prefork.go("b")
     assert second.succeeded
 
 
-def test_a_hard_limit_does_not_hurt_the_orders_behind_it(start_bench: StartBench) -> None:
+def test_a_hard_limit_does_not_hurt_the_jobs_behind_it(start_bench: StartBench) -> None:
     bench = start_bench("prefork", concurrency=1)
     over = bench.submit("hold", hard_s=0.1)
     behind = [bench.submit("echo", str(n)) for n in range(5)]
     assert over.wait_final() == ("hard_limit", 0.1)
-    assert [recorder.outcome.text for recorder in behind] == [str(n) for n in range(5)]
+    assert [recorder.result.text for recorder in behind] == [str(n) for n in range(5)]
     assert all(recorder.names == ["accepted", "finished"] for recorder in behind)
 
 
-def test_a_late_soft_signal_does_not_hurt_the_next_order(start_bench: StartBench) -> None:
+def test_a_late_soft_signal_does_not_hurt_the_next_job(start_bench: StartBench) -> None:
     bench = start_bench("prefork", concurrency=1)
     pid = bench.submit("echo", soft_s=30).wait_for("accepted")
-    os.kill(pid, signal.SIGUSR1)  # between orders
+    os.kill(pid, signal.SIGUSR1)  # between jobs
     held = bench.submit("hold")
     held.wait_for("accepted")
-    os.kill(pid, signal.SIGUSR1)  # meant for an order that has ended
+    os.kill(pid, signal.SIGUSR1)  # meant for a job that has ended
     bench.go()
-    assert held.outcome.state == "SUCCESS"
+    assert held.result.state == "SUCCESS"
     assert pids(bench) == [pid]
 
 
-def test_cancel_with_the_soft_signal_raises_inside_the_order(prefork: Bench) -> None:
-    recorder = prefork.submit("catch", order_id="soft")
+def test_cancel_with_the_soft_signal_raises_inside_the_job(prefork: Bench) -> None:
+    recorder = prefork.submit("catch", job_id="soft")
     wait_until(lambda: prefork.began() == 1, "it holds")
     assert prefork.pool.cancel("soft", signal.SIGUSR1)
-    assert recorder.outcome.text == "caught"
+    assert recorder.result.text == "caught"
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT, signal.SIGQUIT])
 def test_cancel_ends_the_child_by_any_usual_signal(prefork: Bench, signum: int) -> None:
-    recorder = prefork.submit("hold", order_id="it")
+    recorder = prefork.submit("hold", job_id="it")
     recorder.wait_for("accepted")
     assert prefork.pool.cancel("it", signum)
     assert recorder.wait_final() == ("terminated", signum)
 
 
-def test_a_child_leaves_after_its_number_of_orders(start_bench: StartBench) -> None:
+def test_a_child_leaves_after_its_number_of_jobs(start_bench: StartBench) -> None:
     bench = start_bench("prefork", concurrency=1, max_tasks_per_child=3)
     recorders = [bench.submit("echo") for _ in range(9)]
     assert all(recorder.succeeded for recorder in recorders)
@@ -155,7 +155,7 @@ def test_a_child_leaves_when_it_has_grown_too_big(start_bench: StartBench) -> No
     assert len(set(small)) == 1
     # Whatever of that the child does not share: it grows beyond the limit by itself.
     big = bench.submit("grow", str(limit_kib // 1024 + 128))
-    assert big.outcome.text == str(small[0])
+    assert big.result.text == str(small[0])
     assert bench.submit("echo").wait_for("accepted") != small[0]
 
 
@@ -199,7 +199,7 @@ def test_what_was_inherited_is_let_go(start_bench: StartBench) -> None:
     with ours, theirs:
         bench = start_bench("prefork", concurrency=3)
         for _ in range(6):
-            links = ast.literal_eval(bench.submit("files").outcome.text)
+            links = ast.literal_eval(bench.submit("files").result.text)
             sockets = [link for link in links.values() if link.startswith("socket:")]
             pipes = [link for number, link in links.items() if number > 2 and "pipe:" in link]
             assert len(sockets) == 1
@@ -212,7 +212,7 @@ def test_open_log_files_stay_open_in_children(start_bench: StartBench, tmp_path:
     logging.getLogger("kept").addHandler(handler)
     try:
         bench = start_bench("prefork", concurrency=1)
-        links = ast.literal_eval(bench.submit("files").outcome.text)
+        links = ast.literal_eval(bench.submit("files").result.text)
         assert str(tmp_path / "worker.log") in links.values()
     finally:
         logging.getLogger("kept").removeHandler(handler)
@@ -245,23 +245,23 @@ def test_children_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
         wait_until(lambda: not any(alive(pid) for pid in children), "no child left")
 
 
-def test_orders_and_outcomes_of_any_size_pass(prefork: Bench) -> None:
+def test_jobs_and_results_of_any_size_pass(prefork: Bench) -> None:
     sizes = [0, frames.PACKET_PAYLOAD_BYTES_MAX, 5_000_000]
     echoes = [prefork.submit("echo", "y" * size) for size in sizes * 2]
     bigs = [prefork.submit("big", str(size)) for size in sizes]
-    assert [len(recorder.outcome.text) for recorder in echoes] == sizes * 2
-    assert [len(recorder.outcome.text) for recorder in bigs] == sizes
+    assert [len(recorder.result.text) for recorder in echoes] == sizes * 2
+    assert [len(recorder.result.text) for recorder in bigs] == sizes
 
 
-def test_a_bulky_order_survives_the_death_of_its_child(start_bench: StartBench) -> None:
+def test_a_bulky_job_survives_the_death_of_its_child(start_bench: StartBench) -> None:
     bench = start_bench("prefork", concurrency=1)
     pid = bench.submit("echo").wait_for("accepted")
     os.kill(pid, signal.SIGSTOP)  # so that it cannot accept
     bulky = bench.submit("echo", "z" * 3_000_000)
     behind = bench.submit("echo", "behind")
     os.kill(pid, signal.SIGKILL)
-    assert len(bulky.outcome.text) == 3_000_000
-    assert behind.outcome.text == "behind"
+    assert len(bulky.result.text) == 3_000_000
+    assert behind.result.text == "behind"
 
 
 def test_a_child_that_dies_at_start_is_retried_ever_more_slowly(
@@ -281,7 +281,7 @@ def test_a_child_that_dies_at_start_is_retried_ever_more_slowly(
         wait_until(lambda: births.exists() and births.stat().st_size >= 5, "some attempts")
         assert births.stat().st_size < 12
         (tmp_path / "healthy").touch()
-        assert recorder.outcome.text == "at last"
+        assert recorder.result.text == "at last"
     lines = [record for record in caplog.records if "die at start" in record.message]
     assert len(lines) == 1
     assert "exit code 9" in lines[0].message
@@ -298,19 +298,19 @@ def test_a_child_that_never_reports_is_killed_and_replaced(
     bench = start_bench(
         "prefork", concurrency=1, child_started=child_started, proc_alive_timeout_s=0.3
     )
-    assert bench.submit("echo", "up").outcome.text == "up"
+    assert bench.submit("echo", "up").result.text == "up"
 
 
 def test_tasks_may_start_processes_and_forks_of_their_own(prefork: Bench) -> None:
-    assert prefork.submit("subprocess").outcome.text == "from below!"
+    assert prefork.submit("subprocess").result.text == "from below!"
     recorders = [prefork.submit("fork") for _ in range(3)]
-    assert [recorder.outcome.text for recorder in recorders] == ["forked"] * 3
+    assert [recorder.result.text for recorder in recorders] == ["forked"] * 3
     assert prefork.pool.close_and_join(WAIT_S)
     assert all(len(recorder.finals) == 1 for recorder in recorders)
 
 
 def test_a_task_runs_in_the_main_thread_with_default_signals(prefork: Bench) -> None:
-    text = prefork.submit("thread").outcome.text
+    text = prefork.submit("thread").result.text
     is_main, threads_are_daemons, term_is_default, int_is_ignored = ast.literal_eval(text)
     assert is_main
     assert not threads_are_daemons
@@ -318,11 +318,11 @@ def test_a_task_runs_in_the_main_thread_with_default_signals(prefork: Bench) -> 
     assert int_is_ignored
 
 
-def test_an_order_with_an_object_is_refused_and_nothing_is_kept(prefork: Bench) -> None:
-    order = prefork.order("echo")
-    order.headers["odd"] = object()
-    with pytest.raises(OrderError, match="order order-1 of task 'echo' cannot be handed"):
-        prefork.pool.submit(order, prefork.submit("echo"), None, None)
+def test_a_job_with_an_object_is_refused_and_nothing_is_kept(prefork: Bench) -> None:
+    job = prefork.job("echo")
+    job.headers["odd"] = object()
+    with pytest.raises(JobError, match="job job-1 of task 'echo' cannot be handed"):
+        prefork.pool.submit(job, prefork.submit("echo"), None, None)
 
 
 def test_an_idle_pool_sleeps_without_a_time_out(prefork: Bench) -> None:
@@ -348,5 +348,5 @@ def test_deaths_are_noticed_where_the_kernel_has_no_pidfd(
     recorder = bench.submit("hold")
     os.kill(recorder.wait_for("accepted"), signal.SIGKILL)
     assert recorder.wait_final() == ("lost", "signal 9 (SIGKILL)")
-    assert bench.submit("echo", "next").outcome.text == "next"
+    assert bench.submit("echo", "next").result.text == "next"
     assert bench.pool.close_and_join(WAIT_S)

@@ -1,4 +1,4 @@
-"""Several short orders in the hand of one process: fewer wake-ups, nothing else is different."""
+"""Several short jobs in the hand of one process: fewer wake-ups, nothing else is different."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from tests.unit.pools.bench import WAIT_S, Bench, Recorder, wait_until
 from tests.unit.pools.conftest import StartBench
-from umbel.worker.orders import Order, OrderError, encode_order
+from umbel.worker.jobs import Job, JobError, encode_job
 from umbel.worker.pools.prefork import PreforkPool, child_loop
 from umbel.worker.pools.prefork import pool as prefork_pool
 from umbel.worker.pools.prefork.frames import (
@@ -69,7 +69,7 @@ def rings_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("rings_rarely")
-def test_many_short_orders_cost_few_wake_ups(flavour: str, start_bench: StartBench) -> None:
+def test_many_short_jobs_cost_few_wake_ups(flavour: str, start_bench: StartBench) -> None:
     bench = start_bench(flavour, concurrency=1)
     assert bench.submit("echo").succeeded
     pool, pid = first_child(bench)
@@ -78,18 +78,16 @@ def test_many_short_orders_cost_few_wake_ups(flavour: str, start_bench: StartBen
     recorders = [bench.submit("echo", str(n), expected_s=SHORT_S) for n in range(DEPTH)]
     assert not pool.has_room()
     os.kill(pid, signal.SIGCONT)
-    assert [recorder.outcome.text for recorder in recorders] == [str(n) for n in range(DEPTH)]
+    assert [recorder.result.text for recorder in recorders] == [str(n) for n in range(DEPTH)]
     assert 2 <= rings(pool) <= 5  # as it gets through with them, and at the end
     assert pool.close_and_join(WAIT_S)
     assert all(recorder.names == ["accepted", "finished"] for recorder in recorders)
 
 
-def test_a_pool_asks_for_as_many_orders_as_begin_soon(
-    flavour: str, start_bench: StartBench
-) -> None:
+def test_a_pool_asks_for_as_many_jobs_as_begin_soon(flavour: str, start_bench: StartBench) -> None:
     bench = start_bench(flavour, concurrency=2)
     wait_until(lambda: len(ready_children(bench)) == 2, "both are ready")
-    long = bench.fill((bench.order("hold") for _ in range(5)), LOAD_S)
+    long = bench.fill((bench.job("hold") for _ in range(5)), LOAD_S)
     assert len(long) == 2
     bench.go()
     assert all(recorder.succeeded for recorder in long)
@@ -97,54 +95,54 @@ def test_a_pool_asks_for_as_many_orders_as_begin_soon(
     pids = first_child(bench)[0].info()["processes"]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
-    offered = [bench.order("echo", str(n)) for n in range(3 * DEPTH)]
+    offered = [bench.job("echo", str(n)) for n in range(3 * DEPTH)]
     short = bench.fill(offered, SHORT_S)
     assert len(short) == 2 * DEPTH
     assert not bench.pool.has_room()
     assert bench.fill(offered, SHORT_S) == []
     for pid in pids:
         os.kill(pid, signal.SIGCONT)
-    assert [recorder.outcome.text for recorder in short] == [str(n) for n in range(2 * DEPTH)]
+    assert [recorder.result.text for recorder in short] == [str(n) for n in range(2 * DEPTH)]
     assert len({recorder.wait_for("accepted") for recorder in short}) == 2
     assert bench.pool.close_and_join(WAIT_S)
     assert bench.fill(offered, SHORT_S) == []
 
 
-@pytest.mark.parametrize("error", [OrderError, MemoryError])
-def test_an_order_that_can_not_be_handed_over_is_unfit_and_the_others_run(
+@pytest.mark.parametrize("error", [JobError, MemoryError])
+def test_a_job_that_can_not_be_handed_over_is_unfit_and_the_others_run(
     flavour: str, start_bench: StartBench, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
-    def encode(order: Order) -> bytes:
-        if "too big" in order.headers:
+    def encode(job: Job) -> bytes:
+        if "too big" in job.headers:
             raise MemoryError
-        return encode_order(order)
+        return encode_job(job)
 
-    monkeypatch.setattr(prefork_pool, "encode_order", encode)
+    monkeypatch.setattr(prefork_pool, "encode_job", encode)
     bench = start_bench(flavour, concurrency=1)
     wait_until(bench.pool.has_room, "a child that is ready")
-    orders = [bench.order("echo", str(n)) for n in range(3)]
-    orders[1].headers["odd" if error is OrderError else "too big"] = object()
-    before, unfit, after = bench.fill(orders, SHORT_S)
+    jobs = [bench.job("echo", str(n)) for n in range(3)]
+    jobs[1].headers["odd" if error is JobError else "too big"] = object()
+    before, unfit, after = bench.fill(jobs, SHORT_S)
     name, exc = unfit.wait_final()
     assert (name, type(exc)) == ("unfit", error)
-    assert before.outcome.text == "0"
-    assert after.outcome.text == "2"
+    assert before.result.text == "0"
+    assert after.result.text == "2"
     assert unfit.names == ["unfit"]
 
 
 @pytest.mark.parametrize(
     "said",
     [
-        frame(FINISHED, 1, b"\xc1 is no outcome"),
+        frame(FINISHED, 1, b"\xc1 is no result"),
         frame(FINISHED, 99, b"of nobody"),
         frame(FINISHED_LAST, 99, b"of nobody"),
         accepted_frame(99, 0.0),
         frame(ACCEPTED, 1, b"no time"),
         b"\xff" * 20,
     ],
-    ids=["no outcome", "end of nobody", "last of nobody", "begin of nobody", "no time", "no frame"],
+    ids=["no result", "end of nobody", "last of nobody", "begin of nobody", "no time", "no frame"],
 )
-def test_a_child_that_sends_rubbish_is_lost_with_the_order_that_it_runs(
+def test_a_child_that_sends_rubbish_is_lost_with_the_job_that_it_runs(
     flavour: str, start_bench: StartBench, said: bytes
 ) -> None:
     bench = start_bench(flavour, concurrency=1)
@@ -155,7 +153,7 @@ def test_a_child_that_sends_rubbish_is_lost_with_the_order_that_it_runs(
     assert next_one.succeeded
     assert bad.wait_final()[0] == "lost"
     assert bad.names == ["accepted", "lost"]
-    assert ran.read_text().splitlines() == ["order-1"]
+    assert ran.read_text().splitlines() == ["job-1"]
 
 
 def test_no_more_is_asked_for_when_a_child_turns_out_to_be_dead(
@@ -166,42 +164,40 @@ def test_no_more_is_asked_for_when_a_child_turns_out_to_be_dead(
     pool, victim = first_child(bench)[0], min(ready_children(bench))
     pidfd = pool._supervisor.children[victim].pidfd
 
-    def orders() -> Iterator[Order]:
+    def jobs() -> Iterator[Job]:
         for n in range(1000):
             if n == 0:  # the pool's lock is held: nobody can find out meanwhile
                 os.kill(victim, signal.SIGKILL)
                 assert select.select([pidfd], [], [], WAIT_S)[0]
-            yield bench.order("count", str(n), f"number-{n}")
+            yield bench.job("count", str(n), f"number-{n}")
 
-    asked = bench.fill(orders(), None)
+    asked = bench.fill(jobs(), None)
     assert len(asked) <= 2
-    rest = [bench.submit("count", order_id=f"later-{n}") for n in range(3)]
+    rest = [bench.submit("count", job_id=f"later-{n}") for n in range(3)]
     assert all(one.succeeded for one in asked + rest)
     assert len((bench.directory / "ran").read_text().splitlines()) == len(asked) + 3
 
 
-def test_an_order_of_several_packets_is_filled_in_too(
-    flavour: str, start_bench: StartBench
-) -> None:
+def test_a_job_of_several_packets_is_filled_in_too(flavour: str, start_bench: StartBench) -> None:
     bench = start_bench(flavour, concurrency=1)
     wait_until(bench.pool.has_room, "a child that is ready")
     large = "x" * (3 * PACKET_PAYLOAD_BYTES_MAX)
-    waiting = [bench.order("echo", text) for text in ("a", large, "b", large)]
+    waiting = [bench.job("echo", text) for text in ("a", large, "b", large)]
     texts: list[str] = []
     while waiting:
         taken = bench.fill(waiting, SHORT_S)
         del waiting[: len(taken)]
-        texts += [recorder.outcome.text for recorder in taken]
+        texts += [recorder.result.text for recorder in taken]
     assert texts == ["a", large, "b", large]
 
 
-def test_an_order_that_begins_right_behind_another_is_known_as_begun(
+def test_a_job_that_begins_right_behind_another_is_known_as_begun(
     flavour: str, start_bench: StartBench
 ) -> None:
     bench = start_bench(flavour, concurrency=1)
     for n in range(30):  # sooner or later it begins without a ring
         short = bench.submit("echo", expected_s=SHORT_S)
-        held = bench.submit("hold", order_id=f"held-{n}", expected_s=SHORT_S)
+        held = bench.submit("hold", job_id=f"held-{n}", expected_s=SHORT_S)
         assert held.wait_for("accepted")
         assert not held.finals
         assert short.succeeded
@@ -223,18 +219,18 @@ def test_a_child_that_is_held_up_after_it_rang_does_not_begin_in_secret(
     bench = start_bench(flavour, concurrency=1)
     for n in range(5):
         assert bench.submit("echo", expected_s=SHORT_S).succeeded
-        held = bench.submit("hold", order_id=f"held-{n}", expected_s=SHORT_S)
+        held = bench.submit("hold", job_id=f"held-{n}", expected_s=SHORT_S)
         assert held.wait_for("accepted")
         bench.go(f"held-{n}")
         assert held.succeeded
 
 
-def test_orders_of_unknown_or_long_duration_are_not_put_behind_each_other(
+def test_jobs_of_unknown_or_long_duration_are_not_put_behind_each_other(
     flavour: str, start_bench: StartBench
 ) -> None:
     bench = start_bench(flavour, concurrency=1)
     for expected_s in (None, LOAD_S, 60.0):
-        held = bench.submit("hold", order_id=f"held-{expected_s}", expected_s=expected_s)
+        held = bench.submit("hold", job_id=f"held-{expected_s}", expected_s=expected_s)
         held.wait_for("accepted")
         assert not bench.pool.has_room()
         bench.go(f"held-{expected_s}")
@@ -242,13 +238,13 @@ def test_orders_of_unknown_or_long_duration_are_not_put_behind_each_other(
         wait_until(bench.pool.has_room, "an idle child")
 
 
-def test_what_waits_behind_an_order_that_turns_out_long_can_be_recalled(
+def test_what_waits_behind_a_job_that_turns_out_long_can_be_recalled(
     flavour: str, start_bench: StartBench
 ) -> None:
     overdue = threading.Event()
     bench = start_bench(flavour, concurrency=1, overdue=overdue.set)
     held = bench.submit("hold", expected_s=SHORT_S)
-    behind = [bench.submit("count", order_id=f"o{n}", expected_s=SHORT_S) for n in range(5)]
+    behind = [bench.submit("count", job_id=f"o{n}", expected_s=SHORT_S) for n in range(5)]
     assert overdue.wait(WAIT_S)
     assert not bench.pool.has_room()
     assert bench.pool.recall() == behind
@@ -267,16 +263,14 @@ def test_what_a_child_has_read_with_others_is_recalled_and_sent_again(
     pool = bench.pool
     rounds, left = 20, 3
     for n in range(rounds):
-        counts = [bench.order("count", order_id=f"{n}-{k}") for k in range(10)]
-        short, long = bench.order("echo"), bench.order("hold", order_id=f"held-{n}")
+        counts = [bench.job("count", job_id=f"{n}-{k}") for k in range(10)]
+        short, long = bench.job("echo"), bench.job("hold", job_id=f"held-{n}")
         wait_until(pool.has_room, "a child that is ready")
         # The first one alone, and all others in one packet.
         first, held, *behind = bench.fill([short, long, *counts], SHORT_S)
         held.wait_for("accepted")
         assert pool.recall() == behind
-        again = [
-            bench.submit("count", order_id=f"{n}-{k}", expected_s=SHORT_S) for k in range(left)
-        ]
+        again = [bench.submit("count", job_id=f"{n}-{k}", expected_s=SHORT_S) for k in range(left)]
         bench.go(f"held-{n}")
         assert first.succeeded
         assert held.succeeded
@@ -298,7 +292,7 @@ def test_whatever_is_taken_back_while_children_go_on_runs_once(
     while waiting:
         for _ in range(min(random.randint(1, 40), len(waiting))):
             name = waiting.popleft()
-            pool.submit(bench.order("count", order_id=name), recorders[name], None, None, SHORT_S)
+            pool.submit(bench.job("count", job_id=name), recorders[name], None, None, SHORT_S)
         time.sleep(random.random() * 0.003)
         waiting.extendleft(names[id(one)] for one in reversed(pool.recall()))
     assert all(recorder.succeeded for recorder in recorders.values())
@@ -306,29 +300,27 @@ def test_whatever_is_taken_back_while_children_go_on_runs_once(
     assert all(recorder.names == ["accepted", "finished"] for recorder in recorders.values())
 
 
-def test_what_waits_behind_a_long_order_goes_to_an_idle_child(
+def test_what_waits_behind_a_long_job_goes_to_an_idle_child(
     flavour: str, start_bench: StartBench
 ) -> None:
     bench = start_bench(flavour, concurrency=2)
-    long = [bench.submit("hold", order_id=name, expected_s=SHORT_S) for name in "ab"]
+    long = [bench.submit("hold", job_id=name, expected_s=SHORT_S) for name in "ab"]
     behind = [bench.submit("echo", str(n), expected_s=SHORT_S) for n in range(10)]
     long[0].wait_for("accepted")
     long[1].wait_for("accepted")
     bench.go("a")
-    assert [recorder.outcome.text for recorder in behind] == [str(n) for n in range(10)]
+    assert [recorder.result.text for recorder in behind] == [str(n) for n in range(10)]
     assert not long[1].finals
     bench.go("b")
     assert long[1].succeeded
 
 
-def test_a_child_that_dies_loses_one_order_and_those_in_its_hand_run_once(
+def test_a_child_that_dies_loses_one_job_and_those_in_its_hand_run_once(
     flavour: str, start_bench: StartBench
 ) -> None:
     bench = start_bench(flavour, concurrency=1)
     held = bench.submit("hold", expected_s=SHORT_S)
-    behind = {
-        f"o{n}": bench.submit("count", order_id=f"o{n}", expected_s=SHORT_S) for n in range(9)
-    }
+    behind = {f"o{n}": bench.submit("count", job_id=f"o{n}", expected_s=SHORT_S) for n in range(9)}
     os.kill(held.wait_for("accepted"), signal.SIGKILL)
     assert held.wait_final() == ("lost", "signal 9 (SIGKILL)")
     assert all(recorder.succeeded for recorder in behind.values())
@@ -337,41 +329,41 @@ def test_a_child_that_dies_loses_one_order_and_those_in_its_hand_run_once(
     assert ran == dict.fromkeys(behind, 1)
 
 
-def test_a_soft_limit_strikes_the_order_that_it_is_meant_for(
+def test_a_soft_limit_strikes_the_job_that_it_is_meant_for(
     flavour: str, start_bench: StartBench
 ) -> None:
     bench = start_bench(flavour, concurrency=1)
     _, pid = first_child(bench)
     assert bench.submit("echo").succeeded
     os.kill(pid, signal.SIGSTOP)
-    before = [bench.submit("catch", soft_s=60, order_id=f"b{n}", expected_s=SHORT_S) for n in "12"]
+    before = [bench.submit("catch", soft_s=60, job_id=f"b{n}", expected_s=SHORT_S) for n in "12"]
     struck = bench.submit("catch", soft_s=0.05, expected_s=SHORT_S)
-    after = [bench.submit("catch", soft_s=60, order_id=f"a{n}", expected_s=SHORT_S) for n in "12"]
+    after = [bench.submit("catch", soft_s=60, job_id=f"a{n}", expected_s=SHORT_S) for n in "12"]
     for name in ("b1", "b2", "a1", "a2"):
         bench.go(name)
     os.kill(pid, signal.SIGCONT)
-    assert struck.outcome.text == "caught"
-    assert [recorder.outcome.text for recorder in (*before, *after)] == [""] * 4
+    assert struck.result.text == "caught"
+    assert [recorder.result.text for recorder in (*before, *after)] == [""] * 4
     assert struck.wait_for("soft_limit") == 0.05
     assert not any("soft_limit" in recorder.names for recorder in (*before, *after))
 
 
-def test_a_hard_limit_hits_none_of_the_orders_in_the_same_hand(
+def test_a_hard_limit_hits_none_of_the_jobs_in_the_same_hand(
     flavour: str, start_bench: StartBench
 ) -> None:
     bench = start_bench(flavour, concurrency=1)
     over = bench.submit("stuck", hard_s=0.1, expected_s=SHORT_S)
     behind = [bench.submit("echo", str(n), expected_s=SHORT_S) for n in range(5)]
     assert over.wait_final() == ("hard_limit", 0.1)
-    assert [recorder.outcome.text for recorder in behind] == [str(n) for n in range(5)]
+    assert [recorder.result.text for recorder in behind] == [str(n) for n in range(5)]
 
 
-def test_one_of_several_orders_in_a_hand_can_be_cancelled(
+def test_one_of_several_jobs_in_a_hand_can_be_cancelled(
     flavour: str, start_bench: StartBench
 ) -> None:
     bench = start_bench(flavour, concurrency=1)
     held = bench.submit("hold", expected_s=SHORT_S)
-    behind = [bench.submit("echo", order_id=f"o{n}", expected_s=SHORT_S) for n in range(3)]
+    behind = [bench.submit("echo", job_id=f"o{n}", expected_s=SHORT_S) for n in range(3)]
     held.wait_for("accepted")
     assert bench.pool.cancel("o1", signal.SIGTERM)
     assert behind[1].wait_final() == ("terminated", signal.SIGTERM)
@@ -404,7 +396,7 @@ def test_limits_hold_while_the_loop_stands_still(start_bench: StartBench) -> Non
     assert bench.pool.options.loop is not None
     bench.pool.options.loop.post(stand_still)
     assert still.wait(WAIT_S)
-    first = bench.submit("hold", order_id="first", expected_s=SHORT_S)
+    first = bench.submit("hold", job_id="first", expected_s=SHORT_S)
     over = bench.submit("stuck", hard_s=0.05, expected_s=SHORT_S)
     bench.go("first")
     pool, pid = first_child(bench)
@@ -421,7 +413,7 @@ def test_random_kills_lose_only_what_had_begun_of_what_was_in_hand(
     bench = start_bench(flavour, concurrency=3)
     recorders: dict[str, Recorder] = {}
     for n in range(400):
-        recorders[f"o{n}"] = bench.submit("count", order_id=f"o{n}", expected_s=SHORT_S)
+        recorders[f"o{n}"] = bench.submit("count", job_id=f"o{n}", expected_s=SHORT_S)
     for kill in range(30):
         done = 10 * kill
         wait_until(
@@ -449,7 +441,7 @@ def test_a_cold_stop_hears_what_has_ended_already(start_bench: StartBench) -> No
 
     def stop() -> None:  # on the loop's thread, which hears nothing meanwhile
         recorders.extend(bench.submit("count", expected_s=SHORT_S) for _ in range(4))
-        recorders.append(bench.submit("stuck", order_id="stuck", expected_s=SHORT_S))
+        recorders.append(bench.submit("stuck", job_id="stuck", expected_s=SHORT_S))
         wait_until(lambda: bench.began() == 1, "the last one runs")
         bench.pool.terminate()
         stopped.set()

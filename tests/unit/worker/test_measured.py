@@ -6,7 +6,7 @@ import time
 
 from tests.unit.worker.parts import task_message
 from umbel import Umbel
-from umbel.worker.orders import Order
+from umbel.worker.jobs import Job
 from umbel.worker.runner import MEASURED_MIN_S, Runner
 
 
@@ -23,11 +23,11 @@ def test_only_tasks_that_take_their_time_are_measured() -> None:
     def cost(seconds: float, *, measured: bool = True) -> float | None:
         taking["s"] = seconds
         sent = task_message("work")
-        order = Order(
+        job = Job(
             sent.headers["id"], "work", sent.headers, sent.body, sent.content_type,
             sent.content_encoding, measured=measured,
         )  # fmt: skip
-        return runner(order).cpu_s
+        return runner(job).cpu_s
 
     long_s = 2 * MEASURED_MIN_S
     assert cost(long_s) is not None

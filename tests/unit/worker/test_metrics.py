@@ -24,8 +24,8 @@ from umbel.worker import endpoint
 from umbel.worker import metrics as module
 from umbel.worker.delivery_driver import TaskDelivery
 from umbel.worker.endpoint import Answer, Endpoint
+from umbel.worker.jobs import JobResult
 from umbel.worker.metrics import OTHER, Metrics
-from umbel.worker.orders import Outcome
 from umbel.worker.refused_input import malformed
 from umbel.worker.worker import Worker
 
@@ -89,8 +89,8 @@ def taken(worker: Worker, message: Message) -> TaskDelivery:
     return request
 
 
-def outcome(state: str, runtime_s: float = 0.1) -> Outcome:
-    return Outcome(state, runtime_s, "text", "traceback", detail="undecodable")
+def result(state: str, runtime_s: float = 0.1) -> JobResult:
+    return JobResult(state, runtime_s, "text", "traceback", detail="undecodable")
 
 
 def test_what_a_fresh_worker_tells(worker: Worker) -> None:
@@ -154,7 +154,7 @@ def test_a_task_is_counted_when_it_comes_begins_and_ends(worker: Worker) -> None
     found = samples(worker)
     assert found["umbel_tasks_started_total", "early"] == found["umbel_tasks_active",] == 1
     assert found["umbel_task_queue_wait_seconds_count", "early", "received"] == 1
-    request.finished(outcome("SUCCESS", 0.1))
+    request.finished(result("SUCCESS", 0.1))
     found = samples(worker)
     assert found["umbel_tasks_finished_total", "early", "SUCCESS"] == 1
     assert found["umbel_tasks_active",] == found["umbel_tasks_reserved",] == 0
@@ -167,11 +167,11 @@ def test_a_task_is_counted_when_it_comes_begins_and_ends(worker: Worker) -> None
 @pytest.mark.parametrize(
     ("end", "state"),
     [
-        (lambda request: request.finished(outcome("FAILURE")), "FAILURE"),
-        (lambda request: request.finished(outcome("RETRY")), "RETRY"),
-        (lambda request: request.finished(outcome("IGNORED")), "IGNORED"),
-        (lambda request: request.finished(outcome("REJECTED")), "REJECTED"),
-        (lambda request: request.finished(outcome("UNDECODABLE", 0.0)), "UNDECODABLE"),
+        (lambda request: request.finished(result("FAILURE")), "FAILURE"),
+        (lambda request: request.finished(result("RETRY")), "RETRY"),
+        (lambda request: request.finished(result("IGNORED")), "IGNORED"),
+        (lambda request: request.finished(result("REJECTED")), "REJECTED"),
+        (lambda request: request.finished(result("UNDECODABLE", 0.0)), "UNDECODABLE"),
         (lambda request: request.hard_limit(1.0), "FAILURE"),
         (lambda request: request.terminated(15), "REVOKED"),
         (lambda request: request.lost("signal 9"), "REQUEUED"),
@@ -258,7 +258,7 @@ def test_names_beyond_the_bound_are_counted_together(
     monkeypatch.setattr(module, "TASK_NAMES_MAX", 2)
     for number in range(5):
         worker.app.task(name=f"task-{number}")(lambda: None)
-        received(worker, f"task-{number}").finished(outcome("SUCCESS"))
+        received(worker, f"task-{number}").finished(result("SUCCESS"))
     found = samples(worker)
     names = {key[1] for key in found if key[0] == "umbel_tasks_received_total"}
     assert names == {"task-0", "task-1", OTHER}

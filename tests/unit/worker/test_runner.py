@@ -1,4 +1,4 @@
-"""From an order to an outcome, whatever the order holds and the task does."""
+"""From a job to a result, whatever the job holds and the task does."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from umbel import Umbel
 from umbel.app.context import current_request
 from umbel.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from umbel.worker.coroutines import drive
-from umbel.worker.orders import Order, Outcome
-from umbel.worker.pools.base import OrderEnded
+from umbel.worker.jobs import Job, JobResult
+from umbel.worker.pools.base import JobEnded
 from umbel.worker.worker import Worker
 
 
@@ -30,17 +30,17 @@ def worker() -> Iterator[Worker]:
     app.close()
 
 
-def order_for(worker: Worker, fun: Callable[..., Any], *args: Any) -> Order:
+def job_for(worker: Worker, fun: Callable[..., Any], *args: Any) -> Job:
     worker.app.task(name="probe")(fun)
     worker.receiver(task_message("probe", *args))
-    return worker.deliveries.ready.pop().order
+    return worker.deliveries.ready.pop().job
 
 
-def run(worker: Worker, fun: Callable[..., Any], *args: Any) -> tuple[Outcome, str]:
-    """The outcome, and the state that is stored."""
-    order = order_for(worker, fun, *args)
-    outcome = worker.runner(order)
-    return outcome, worker.app.backend.get_meta(order.id)["status"]
+def run(worker: Worker, fun: Callable[..., Any], *args: Any) -> tuple[JobResult, str]:
+    """The result, and the state that is stored."""
+    job = job_for(worker, fun, *args)
+    result = worker.runner(job)
+    return result, worker.app.backend.get_meta(job.id)["status"]
 
 
 def raiser(exc: BaseException) -> Callable[[], None]:
@@ -63,25 +63,25 @@ def raiser(exc: BaseException) -> Callable[[], None]:
     ],
     ids=repr,
 )
-def test_what_a_task_raises_becomes_its_outcome(
+def test_what_a_task_raises_becomes_its_result(
     worker: Worker, exc: BaseException, state: str, stored: str
 ) -> None:
-    outcome, found = run(worker, raiser(exc))
-    assert (outcome.state, found) == (state, stored)
+    result, found = run(worker, raiser(exc))
+    assert (result.state, found) == (state, stored)
 
 
 def test_a_body_of_the_wrong_shape_is_reported_with_its_reason(worker: Worker) -> None:
-    order = order_for(worker, lambda: None)
-    order.body = b'"text"'
-    outcome = worker.runner(order)
-    assert (outcome.state, outcome.detail) == ("UNDECODABLE", "invalid-task")
+    job = job_for(worker, lambda: None)
+    job.body = b'"text"'
+    result = worker.runner(job)
+    assert (result.state, result.detail) == ("UNDECODABLE", "invalid-task")
 
 
-def test_an_order_that_the_pool_has_ended_leaves_no_trace(worker: Worker) -> None:
-    order = order_for(worker, raiser(OrderEnded()))
-    with pytest.raises(OrderEnded):
-        worker.runner(order)
-    assert worker.app.backend.get_meta(order.id)["status"] == "PENDING"
+def test_a_job_that_the_pool_has_ended_leaves_no_trace(worker: Worker) -> None:
+    job = job_for(worker, raiser(JobEnded()))
+    with pytest.raises(JobEnded):
+        worker.runner(job)
+    assert worker.app.backend.get_meta(job.id)["status"] == "PENDING"
 
 
 def test_a_coroutine_is_run_to_its_end(worker: Worker) -> None:
@@ -89,16 +89,16 @@ def test_a_coroutine_is_run_to_its_end(worker: Worker) -> None:
         await asyncio.sleep(0)
         return x + y
 
-    outcome, stored = run(worker, add, 20, 22)
-    assert (outcome.state, outcome.text, stored) == ("SUCCESS", "42", "SUCCESS")
+    result, stored = run(worker, add, 20, 22)
+    assert (result.state, result.text, stored) == ("SUCCESS", "42", "SUCCESS")
 
 
 def test_a_cancellation_that_a_coroutine_made_itself_is_its_failure(worker: Worker) -> None:
     async def cancel() -> None:
         raise asyncio.CancelledError("mine")
 
-    outcome, stored = run(worker, cancel)
-    assert (outcome.state, stored) == ("FAILURE", "FAILURE")
+    result, stored = run(worker, cancel)
+    assert (result.state, stored) == ("FAILURE", "FAILURE")
 
 
 def test_a_limit_that_strikes_a_waiting_loop_reaches_the_coroutine(
@@ -128,14 +128,14 @@ def test_a_limit_that_strikes_a_waiting_loop_reaches_the_coroutine(
 
 def test_a_task_sees_every_field_of_its_request(worker: Worker) -> None:
     seen: list[Any] = []
-    order = order_for(worker, lambda: seen.append(current_request()))
-    assert order.header is not None
-    order.header.root_id, order.header.retries, order.header.group = None, 3, "g"
-    order.headers["mine"] = 7
-    order.routing_key, order.reply_to, order.priority = "key", "me", 5
-    assert worker.runner(order).state == "SUCCESS"
+    job = job_for(worker, lambda: seen.append(current_request()))
+    assert job.header is not None
+    job.header.root_id, job.header.retries, job.header.group = None, 3, "g"
+    job.headers["mine"] = 7
+    job.routing_key, job.reply_to, job.priority = "key", "me", 5
+    assert worker.runner(job).state == "SUCCESS"
     request = seen[0]
-    assert (request.id, request.task, request.root_id) == (order.id, "probe", order.id)
+    assert (request.id, request.task, request.root_id) == (job.id, "probe", job.id)
     assert (request.retries, request.group, request.eta, request.mine) == (3, "g", None, 7)
     assert request.delivery_info["routing_key"] == "key"
     assert request.delivery_info["priority"] == 5
@@ -150,8 +150,8 @@ def test_a_task_sees_every_field_of_its_request(worker: Worker) -> None:
 
 @pytest.mark.parametrize(("told", "text"), [(True, "[1, 2]"), (False, "")])
 def test_a_result_is_made_a_text_only_for_somebody(worker: Worker, told: bool, text: str) -> None:
-    order = order_for(worker, lambda: [1, 2])
-    order.told = told
-    outcome = worker.runner(order)
-    assert (outcome.state, outcome.text) == ("SUCCESS", text)
-    assert worker.app.backend.get_meta(order.id)["result"] == [1, 2]
+    job = job_for(worker, lambda: [1, 2])
+    job.told = told
+    result = worker.runner(job)
+    assert (result.state, result.text) == ("SUCCESS", text)
+    assert worker.app.backend.get_meta(job.id)["result"] == [1, 2]

@@ -509,7 +509,7 @@ def test_a_task_that_was_ready_is_not_run_when_it_was_revoked_meanwhile(
         worker.receiver(message)
     worker.revocations.revoke(messages[0].headers["id"], time.time())
     submitted: list[Any] = []
-    worker.pool.submit = lambda order, *rest: submitted.append(order.id)  # type: ignore[method-assign]
+    worker.pool.submit = lambda job, *rest: submitted.append(job.id)  # type: ignore[method-assign]
     worker.stop_wanted.clear()
     worker.deliveries.dispatch()
     finish_asides(worker)

@@ -81,7 +81,7 @@ def test_an_error_that_nobody_foresaw_is_answered_too(
     def broken(self: Any, *args: Any) -> Any:
         raise KeyError("ours to mend")  # which Redis counts among its connection errors
 
-    monkeypatch.setattr(type(worker.receiver), "_order", broken)
+    monkeypatch.setattr(type(worker.receiver), "_job", broken)
     message = task_message("add", 2, 2)
     worker.receiver(message)
     finish_asides(worker)
@@ -159,8 +159,8 @@ class Hand:
     def __init__(self) -> None:
         self.taken: list[Any] = []
 
-    def fill(self, orders: Any) -> None:
-        self.taken += [watcher for _, watcher, *_ in itertools.islice(orders, 3 - len(self.taken))]
+    def fill(self, jobs: Any) -> None:
+        self.taken += [watcher for _, watcher, *_ in itertools.islice(jobs, 3 - len(self.taken))]
 
     def has_room(self) -> bool:
         return len(self.taken) < 3

@@ -11,7 +11,7 @@ from umbel import Umbel
 from umbel.worker.delivery.machine import LOSSES_MAX
 from umbel.worker.delivery.states import MessageState, State
 from umbel.worker.delivery_driver import TaskDelivery
-from umbel.worker.orders import Outcome
+from umbel.worker.jobs import JobResult
 from umbel.worker.pools.base import notify
 from umbel.worker.worker import Worker
 
@@ -44,27 +44,27 @@ def received(worker: Worker, name: str) -> tuple[TaskDelivery, Message]:
     return request, message
 
 
-def outcome(state: str, **fields: object) -> Outcome:
-    return Outcome(state, 0.1, "text", "traceback", **fields)  # type: ignore[arg-type]
+def result(state: str, **fields: object) -> JobResult:
+    return JobResult(state, 0.1, "text", "traceback", **fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("name", "result", "at_start", "at_end"),
     [
-        ("early", outcome("SUCCESS"), ["ack"], ["ack"]),
-        ("early", outcome("FAILURE"), ["ack"], ["ack"]),
-        ("late", outcome("SUCCESS"), [], ["ack"]),
-        ("late", outcome("FAILURE"), [], ["ack"]),
-        ("late", outcome("RETRY"), [], ["ack"]),
-        ("late", outcome("IGNORED"), [], ["ack"]),
-        ("late", outcome("REJECTED", requeue=True), [], ["requeue"]),
-        ("late", outcome("REJECTED"), [], ["reject"]),
-        ("late-unacked", outcome("SUCCESS"), [], ["ack"]),
-        ("late-unacked", outcome("FAILURE"), [], ["reject"]),
+        ("early", result("SUCCESS"), ["ack"], ["ack"]),
+        ("early", result("FAILURE"), ["ack"], ["ack"]),
+        ("late", result("SUCCESS"), [], ["ack"]),
+        ("late", result("FAILURE"), [], ["ack"]),
+        ("late", result("RETRY"), [], ["ack"]),
+        ("late", result("IGNORED"), [], ["ack"]),
+        ("late", result("REJECTED", requeue=True), [], ["requeue"]),
+        ("late", result("REJECTED"), [], ["reject"]),
+        ("late-unacked", result("SUCCESS"), [], ["ack"]),
+        ("late-unacked", result("FAILURE"), [], ["reject"]),
     ],
 )
-def test_a_message_is_settled_as_the_task_and_its_outcome_say(
-    worker: Worker, name: str, result: Outcome, at_start: list[str], at_end: list[str]
+def test_a_message_is_settled_as_the_task_and_its_result_say(
+    worker: Worker, name: str, result: JobResult, at_start: list[str], at_end: list[str]
 ) -> None:
     request, message = received(worker, name)
     request.accepted(1, 0.0)
@@ -79,7 +79,7 @@ def test_a_message_of_a_lost_connection_is_left_alone(worker: Worker) -> None:
     request, message = received(worker, "late")
     request.accepted(1, 0.0)
     worker.driver.connection_lost()
-    request.finished(outcome("SUCCESS"))
+    request.finished(result("SUCCESS"))
     assert message.fate == []
 
 
@@ -87,7 +87,7 @@ def test_an_answer_that_does_not_arrive_has_the_connection_rebuilt(worker: Worke
     request, message = received(worker, "late")
     request.accepted(1, 0.0)
     message.error = worker.connection_errors[0]("gone")
-    request.finished(outcome("SUCCESS"))
+    request.finished(result("SUCCESS"))
     assert worker.consumer.failure is message.error
 
 
@@ -96,13 +96,13 @@ def test_an_answer_on_an_old_connection_does_not_break_the_new_one(worker: Worke
     request.accepted(1, 0.0)
     worker.consumer.channel = object()
     message.error = worker.connection_errors[0]("gone long ago")
-    request.finished(outcome("SUCCESS"))
+    request.finished(result("SUCCESS"))
     assert worker.consumer.failure is None
 
 
 @pytest.mark.parametrize("name", ["early", "late"])
 @pytest.mark.parametrize(
-    ("how", "said"), [("ran", (1, 0.0, outcome("SUCCESS"))), ("lost", ("signal 9 (SIGKILL)",))]
+    ("how", "said"), [("ran", (1, 0.0, result("SUCCESS"))), ("lost", ("signal 9 (SIGKILL)",))]
 )
 def test_a_request_is_released_whatever_fails_on_the_way(
     worker: Worker, name: str, how: str, said: tuple[object, ...]

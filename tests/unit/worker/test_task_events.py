@@ -49,7 +49,7 @@ def test_a_task_has_begun_neither_before_it_has_nor_after_now(clocks: HeldUp) ->
     worker: Any = SimpleNamespace(events=events, app=SimpleNamespace(conf=conf))
     request: Any = SimpleNamespace(
         policy=SimpleNamespace(tells=True),
-        order=SimpleNamespace(clock=7),
+        job=SimpleNamespace(clock=7),
         header=SimpleNamespace(id="t"),
         queue="celery",
         accepted_at=clocks.now,

@@ -20,7 +20,7 @@ SCHEDULE_PRIORITY = 6
 
 def info(request: TaskDelivery, *, safe: bool = False) -> dict[str, Any]:
     """One request; with `safe` its arguments are texts."""
-    header, order = request.header, request.order
+    header, job = request.header, request.job
     args, kwargs = _arguments(request, safe)
     return {
         "id": header.id,
@@ -31,7 +31,7 @@ def info(request: TaskDelivery, *, safe: bool = False) -> dict[str, Any]:
         "hostname": request.driver.hostname,
         "time_start": _started_at(request),
         "acknowledged": request.settled,
-        "delivery_info": order.delivery_info,
+        "delivery_info": job.delivery_info,
         "worker_pid": request.pid,
     }
 

@@ -1,6 +1,6 @@
-"""Pools: where orders run. Five of them, one contract (`base`), one conformance suite.
+"""Pools: where jobs run. Five of them, one contract (`base`), one conformance suite.
 
-| pool | runs an order in | soft limit | hard limit, cancel |
+| pool | runs a job in | soft limit | hard limit, cancel |
 |---|---|---|---|
 | prefork | a child process | exception in the task | the child is killed and replaced |
 | threads | a thread | exception in the task | the thread is abandoned and replaced |

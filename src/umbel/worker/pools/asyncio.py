@@ -1,12 +1,12 @@
 """An event loop in a thread: `async def` tasks are awaited natively, `size` at a time.
 
-The pool cannot tell from an order what kind of task it is, so `options.is_async` says it; orders
+The pool cannot tell from a job what kind of task it is, so `options.is_async` says it; jobs
 of plain functions run in an inner threads pool of the same size, with that pool's rules.
 
 A coroutine is driven by hand (`steered`), so that an interrupt can be thrown into it at its await
 point as the exception we choose: `SoftTimeLimitExceeded` for the soft limit, cancellation for the
 hard limit and for `cancel`. These two free the slot at once; a coroutine that swallows its
-cancellation goes on as an abandoned one and its outcome is dropped. A coroutine that blocks
+cancellation goes on as an abandoned one and its result is dropped. A coroutine that blocks
 the loop without awaiting blocks every other one and all limits: plain functions that wait should
 be plain tasks.
 """
@@ -23,7 +23,7 @@ from time import monotonic
 from typing import Any, ClassVar
 
 from umbel.exceptions import SoftTimeLimitExceeded
-from umbel.worker.orders import Order
+from umbel.worker.jobs import Job
 from umbel.worker.pools.base import (
     Pool,
     PoolClosed,
@@ -41,7 +41,7 @@ _STOP_WAIT_S = 1.0
 
 @dataclass(slots=True, eq=False)
 class _WorkItem(WorkItem):
-    """One order and the asyncio task that runs it."""
+    """One job and the asyncio task that runs it."""
 
     task: asyncio.Task[None] | None = None
     soft_armed: bool = True
@@ -79,17 +79,17 @@ class AsyncioPool(Pool):
         self._thread.start()
 
     def submit(
-        self, order: Order, watcher: Watcher, soft_s: float | None, hard_s: float | None
+        self, job: Job, watcher: Watcher, soft_s: float | None, hard_s: float | None
     ) -> None:
-        """Queue the order for the loop, or for a thread."""
+        """Queue the job for the loop, or for a thread."""
         is_async = self.options.is_async
-        if self.options.run_async is None or is_async is None or not is_async(order):
-            self._threads.submit(order, watcher, soft_s, hard_s)
+        if self.options.run_async is None or is_async is None or not is_async(job):
+            self._threads.submit(job, watcher, soft_s, hard_s)
             return
-        item = _WorkItem(order, watcher, soft_s, hard_s)
+        item = _WorkItem(job, watcher, soft_s, hard_s)
         with self._changed:
             if self._closed:
-                raise PoolClosed(f"order {order.id} came after the asyncio pool was closed")
+                raise PoolClosed(f"job {job.id} came after the asyncio pool was closed")
             self._items[item] = None
             self._waiting.append(item)
             self._loop.call_soon_threadsafe(self._pump)
@@ -100,7 +100,7 @@ class AsyncioPool(Pool):
         return not self._closed and taken_count < self._target
 
     def close_and_join(self, timeout_s: float | None) -> bool:
-        """Take no more orders and wait for those taken, then stop the loop."""
+        """Take no more jobs and wait for those taken, then stop the loop."""
         ends = None if timeout_s is None else monotonic() + timeout_s
         with self._changed:
             self._closed = True
@@ -112,7 +112,7 @@ class AsyncioPool(Pool):
         return True
 
     def terminate(self) -> None:
-        """Forget every order and stop the loop; a loop that is blocked is left to itself."""
+        """Forget every job and stop the loop; a loop that is blocked is left to itself."""
         with self._changed:
             self._closed = self._terminated = True
             for item in self._items:
@@ -123,18 +123,18 @@ class AsyncioPool(Pool):
         self._threads.terminate()
         self._stop_loop()
 
-    def cancel(self, order_id: str, signum: int) -> bool:
-        """Cancel the order's coroutine, or drop the order from the queue."""
-        if self._threads.cancel(order_id, signum):
+    def cancel(self, job_id: str, signum: int) -> bool:
+        """Cancel the job's coroutine, or drop the job from the queue."""
+        if self._threads.cancel(job_id, signum):
             return True
         with self._changed:
-            items = [item for item in self._items if item.order.id == order_id]
+            items = [item for item in self._items if item.job.id == job_id]
             for item in items:
                 self._loop.call_soon_threadsafe(self._end, item, item.watcher.terminated, signum)
         return bool(items)
 
     def grow(self, n: int) -> None:
-        """Run `n` more orders at a time."""
+        """Run `n` more jobs at a time."""
         self._threads.grow(n)
         self._target += n
         self._loop.call_soon_threadsafe(self._pump)
@@ -193,7 +193,7 @@ class AsyncioPool(Pool):
                     self._running += 1
                     begin.append(item)
         for item in begin:
-            item.task = self._loop.create_task(self._serve(item), name=f"order {item.order.id}")
+            item.task = self._loop.create_task(self._serve(item), name=f"job {item.job.id}")
 
     async def _serve(self, item: _WorkItem) -> None:
         if item.settled:
@@ -204,10 +204,10 @@ class AsyncioPool(Pool):
         soft_limit_disarmer.set(item.disarm_soft)  # this task has a context of its own
         assert self.options.run_async is not None
         try:
-            outcome = await steered(self.options.run_async(item.order), item)
-        except BaseException as exc:  # noqa: BLE001 - becomes the outcome
-            outcome = failure_of(exc, monotonic() - began)
-        self._settle(item, item.watcher.finished, outcome)
+            result = await steered(self.options.run_async(item.job), item)
+        except BaseException as exc:  # noqa: BLE001 - becomes the result
+            result = failure_of(exc, monotonic() - began)
+        self._settle(item, item.watcher.finished, result)
 
     def _start_timers(self, item: _WorkItem) -> None:
         for limit_s, call in ((item.soft_s, self._soft), (item.hard_s, self._hard)):
@@ -225,7 +225,7 @@ class AsyncioPool(Pool):
         self._end(item, item.watcher.hard_limit, limit_s)
 
     def _end(self, item: _WorkItem, call: Callable[..., None], arg: float) -> None:
-        """On the loop: end an order from outside and report it."""
+        """On the loop: end a job from outside and report it."""
         if item.settled:
             return
         item.interrupt = None
@@ -239,7 +239,7 @@ class AsyncioPool(Pool):
         self._leftover -= 1
 
     def _settle(self, item: _WorkItem, call: Callable[..., None], *args: Any) -> None:
-        """On the loop: make the final call, and let the next order begin."""
+        """On the loop: make the final call, and let the next job begin."""
         for timer in item.timers:
             timer.cancel()
         with self._changed:

@@ -1,10 +1,10 @@
-"""The contract between the consumer and whatever runs its orders.
+"""The contract between the consumer and whatever runs its jobs.
 
-`Pool.submit` hands over one order together with its watcher; `Pool.fill` as many as there is room
-for. The watcher hears `accepted` when the order begins to run, then exactly one final call:
+`Pool.submit` hands over one job together with its watcher; `Pool.fill` as many as there is room
+for. The watcher hears `accepted` when the job begins to run, then exactly one final call:
 `finished`, `hard_limit`, `lost` or `terminated`. `accepted` precedes every final call, except
-`terminated` and `lost` of an order that never began. A pool that learns of beginning and end at
-once says both with one call, `ran`. An order that `fill` cannot hand over ends with `unfit`.
+`terminated` and `lost` of a job that never began. A pool that learns of beginning and end at
+once says both with one call, `ran`. A job that `fill` cannot hand over ends with `unfit`.
 Watchers are called on the thread of the worker's loop, which every pool gets to by itself.
 When `terminate` has returned nothing more is reported: those messages belong to the broker again.
 A watcher that raises is logged and does not disturb the pool.
@@ -13,8 +13,8 @@ Limits count from `accepted`. The soft limit raises `SoftTimeLimitExceeded` insi
 there may call `disarm_soft_limit()` once the task's own code has ended, so that a late soft limit
 does not interrupt the storing of a result.
 
-`run` is expected to turn every error of a task into an outcome; whatever escapes it all the same
-(SystemExit and MemoryError included) becomes a FAILURE outcome here and never ends a pool.
+`run` is expected to turn every error of a task into a result; whatever escapes it all the same
+(SystemExit and MemoryError included) becomes a FAILURE result here and never ends a pool.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from umbel.exceptions import ImproperlyConfigured
 from umbel.wire.redaction import redacted_text
 from umbel.wire.reprs import safe_repr
 from umbel.worker.inbox import Inbox
-from umbel.worker.orders import Order, Outcome
+from umbel.worker.jobs import Job, JobResult
 
 logger = logging.getLogger("umbel.pool")
 
@@ -48,25 +48,25 @@ POOL_NAMES = tuple(_CLASSES)
 
 
 class Watcher(Protocol):
-    """Hears what happens to one order: on the loop's thread, or without a loop on the pool's."""
+    """Hears what happens to one job: on the loop's thread, or without a loop on the pool's."""
 
     def accepted(self, pid: int, when: float) -> None:
         """Execution begins; `when` is monotonic time."""
 
     def soft_limit(self, limit_s: float) -> None:
-        """The soft limit has passed; the order still runs."""
+        """The soft limit has passed; the job still runs."""
 
-    def finished(self, outcome: Outcome) -> None:
-        """Final: the order ended by itself."""
+    def finished(self, result: JobResult) -> None:
+        """Final: the job ended by itself."""
 
-    def ran(self, pid: int, when: float, outcome: Outcome) -> None:
+    def ran(self, pid: int, when: float, result: JobResult) -> None:
         """Final: `accepted` and `finished` in one."""
 
     def unfit(self, exc: Exception) -> None:
-        """Final: the order can not be handed to where it would run."""
+        """Final: the job can not be handed to where it would run."""
 
     def hard_limit(self, limit_s: float) -> None:
-        """Final: the hard limit has passed and the order was ended."""
+        """Final: the hard limit has passed and the job was ended."""
 
     def lost(self, reason: str) -> None:
         """Final: the process that ran it died, as in "signal 9 (SIGKILL)" or "exit code 3"."""
@@ -75,16 +75,16 @@ class Watcher(Protocol):
         """Final: it was ended because `cancel` was called."""
 
 
-# An order, its watcher, soft and hard limit, and how long such orders take, where that is known:
+# A job, its watcher, soft and hard limit, and how long such jobs take, where that is known:
 # prefork sends several short ones to a child at once.
-Submission = tuple[Order, Watcher, float | None, float | None, float | None]
+Submission = tuple[Job, Watcher, float | None, float | None, float | None]
 
 
 @dataclass(slots=True, eq=False)
 class WorkItem:
-    """An order on its way through a pool, with its limits; `settled` once its end is reported."""
+    """A job on its way through a pool, with its limits; `settled` once its end is reported."""
 
-    order: Order
+    job: Job
     watcher: Watcher
     soft_s: float | None
     hard_s: float | None
@@ -100,16 +100,16 @@ class PoolOptions:
     """How a pool is built; what does not apply to a pool is ignored by it."""
 
     concurrency: int
-    run: Callable[[Order], Outcome]
-    run_async: Callable[[Order], Awaitable[Outcome]] | None = None
-    """asyncio only: awaited for the orders of which `is_async` is true."""
-    is_async: Callable[[Order], bool] | None = None
+    run: Callable[[Job], JobResult]
+    run_async: Callable[[Job], Awaitable[JobResult]] | None = None
+    """asyncio only: awaited for the jobs of which `is_async` is true."""
+    is_async: Callable[[Job], bool] | None = None
     cpus: Sequence[int] = ()
     """prefork only: each child is bound to one of these CPUs, the one with the fewest children."""
     max_tasks_per_child: int | None = None
-    """prefork only: a child is replaced after so many orders; caps leaks, costs a fork each."""
+    """prefork only: a child is replaced after so many jobs; caps leaks, costs a fork each."""
     max_memory_per_child_kib: int | None = None
-    """prefork only: a child whose resident memory is above this after an order is replaced."""
+    """prefork only: a child whose resident memory is above this after a job is replaced."""
     child_started: Callable[[], None] = _nothing
     """prefork only: runs first in each new child, after inherited files were let go."""
     child_ending: Callable[[], None] = _nothing
@@ -117,20 +117,20 @@ class PoolOptions:
     loop: Inbox | None = None
     """Watchers are called on the thread of this loop. Solo calls them where `fill` was called."""
     on_room: Callable[[], None] = _nothing
-    """Called where watchers are, when there may be room for more orders after one has ended."""
+    """Called where watchers are, when there may be room for more jobs after one has ended."""
     overdue: Callable[[], None] = _nothing
-    """prefork only: called on a thread of the pool when orders wait in a child behind one that
+    """prefork only: called on a thread of the pool when jobs wait in a child behind one that
     takes longer than was expected; `recall` gets them out of there."""
     proc_alive_timeout_s: float = 4.0
     """prefork only: a child that does not report in this time is killed and tried again."""
 
 
 class Pool(ABC):
-    """Runs orders, `size` at a time; further ones wait inside, first in, first out."""
+    """Runs jobs, `size` at a time; further ones wait inside, first in, first out."""
 
     name: ClassVar[str]
     green: ClassVar[bool] = False
-    blocks_loop: ClassVar[bool] = False  # `fill` returns when the orders have ended
+    blocks_loop: ClassVar[bool] = False  # `fill` returns when the jobs have ended
 
     def __init__(self, options: PoolOptions) -> None:
         if options.concurrency < 1:
@@ -146,20 +146,20 @@ class Pool(ABC):
 
     @abstractmethod
     def submit(
-        self, order: Order, watcher: Watcher, soft_s: float | None, hard_s: float | None
+        self, job: Job, watcher: Watcher, soft_s: float | None, hard_s: float | None
     ) -> None:
-        """Take one order; raises `PoolClosed` after close or terminate, and then keeps nothing."""
+        """Take one job; raises `PoolClosed` after close or terminate, and then keeps nothing."""
 
-    def fill(self, orders: Iterator[Submission]) -> None:
+    def fill(self, jobs: Iterator[Submission]) -> None:
         """Take as many of these as would begin soon; what there is no room for is not asked for.
 
-        `orders` may be asked with a lock of the pool's held. One that a closed pool was given is
+        `jobs` may be asked with a lock of the pool's held. One that a closed pool was given is
         dropped.
         """
-        while self.has_room() and (submission := next(orders, None)) is not None:
-            order, watcher, soft_s, hard_s, _ = submission
+        while self.has_room() and (submission := next(jobs, None)) is not None:
+            job, watcher, soft_s, hard_s, _ = submission
             try:
-                self.submit(order, watcher, soft_s, hard_s)
+                self.submit(job, watcher, soft_s, hard_s)
             except PoolClosed:
                 return
             except Exception as exc:  # noqa: BLE001 - the watcher hears it
@@ -167,10 +167,10 @@ class Pool(ABC):
 
     @abstractmethod
     def has_room(self) -> bool:
-        """Whether one more order would begin soon."""
+        """Whether one more job would begin soon."""
 
     def recall(self) -> list[Watcher]:
-        """Give up orders that have not begun, oldest first: their watchers hear nothing more.
+        """Give up jobs that have not begun, oldest first: their watchers hear nothing more.
 
         A pool may have none to give up: whoever submits no more than `size` has them himself.
         """
@@ -178,19 +178,19 @@ class Pool(ABC):
 
     @abstractmethod
     def close_and_join(self, timeout_s: float | None) -> bool:
-        """Warm stop: no new orders, those taken end. False: they had not when time was up."""
+        """Warm stop: no new jobs, those taken end. False: they had not when time was up."""
 
     @abstractmethod
     def terminate(self) -> None:
-        """Cold stop, at once; watchers of unfinished orders are not called. Idempotent."""
+        """Cold stop, at once; watchers of unfinished jobs are not called. Idempotent."""
 
     @abstractmethod
-    def cancel(self, order_id: str, signum: int) -> bool:
-        """End one order, running or waiting; False when it is not here (any more)."""
+    def cancel(self, job_id: str, signum: int) -> bool:
+        """End one job, running or waiting; False when it is not here (any more)."""
 
     @abstractmethod
     def grow(self, n: int) -> None:
-        """Run `n` more orders at a time."""
+        """Run `n` more jobs at a time."""
 
     @abstractmethod
     def shrink(self, n: int) -> None:
@@ -198,7 +198,7 @@ class Pool(ABC):
 
     @abstractmethod
     def restart(self) -> None:
-        """Replace what runs orders, each part when its present order has ended."""
+        """Replace what runs jobs, each part when its present job has ended."""
 
     @abstractmethod
     def info(self) -> dict[str, Any]:
@@ -206,7 +206,7 @@ class Pool(ABC):
 
     @property
     def size(self) -> int:
-        """How many orders may run at once."""
+        """How many jobs may run at once."""
         return self._target
 
     def _report(self, call: Callable[..., object], *args: Any) -> None:
@@ -218,7 +218,7 @@ class Pool(ABC):
             loop.post(partial(notify, call, *args))
 
     def _ended(self, call: Callable[..., object], *args: Any) -> None:
-        """The same for the final call of an order, which leaves room for another one."""
+        """The same for the final call of a job, which leaves room for another one."""
 
         def end() -> None:
             notify(call, *args)
@@ -244,15 +244,15 @@ class Pool(ABC):
         return self.size - n
 
 
-class OrderEnded(BaseException):
-    """Raised inside an order that the pool has ended and reported; nothing of it counts any more.
+class JobEnded(BaseException):
+    """Raised inside a job that the pool has ended and reported; nothing of it counts any more.
 
     Not an Exception, so that tasks let it pass, and nobody mistakes it for an error of theirs.
     """
 
 
 class PoolClosed(RuntimeError):
-    """An order was submitted to a pool that has been closed."""
+    """A job was submitted to a pool that has been closed."""
 
 
 def pool_class(name: str) -> type[Pool]:
@@ -273,10 +273,10 @@ def pool_class(name: str) -> type[Pool]:
     return found
 
 
-def failure_of(exc: BaseException, runtime_s: float) -> Outcome:
-    """The outcome of an order whose `run` raised; never raises itself."""
+def failure_of(exc: BaseException, runtime_s: float) -> JobResult:
+    """The result of a job whose `run` raised; never raises itself."""
     trace = redacted_text(last_lines(traceback_text(exc)))
-    return Outcome("FAILURE", runtime_s, redacted_text(safe_repr(exc)), trace)
+    return JobResult("FAILURE", runtime_s, redacted_text(safe_repr(exc)), trace)
 
 
 def notify(call: Callable[..., object], *args: Any) -> None:
@@ -290,13 +290,13 @@ def notify(call: Callable[..., object], *args: Any) -> None:
 def watcher_failed(call: Callable[..., object], exc: Exception) -> None:
     """Log what a watcher raised."""
     name = getattr(call, "__name__", call)
-    logger.error("the watcher of an order failed in %s", name, exc_info=exc)
+    logger.error("the watcher of a job failed in %s", name, exc_info=exc)
 
 
 soft_limit_disarmer: ContextVar[Callable[[], None] | None] = ContextVar(
     "soft_limit_disarmer", default=None
 )
-"""Set by a pool around an order with a soft limit."""
+"""Set by a pool around a job with a soft limit."""
 
 
 def disarm_soft_limit() -> None:

@@ -1,7 +1,7 @@
 """A thread that calls back at a given time, for the limits of pools without a loop of their own.
 
 It starts with the first deadline and sleeps, without polling, until the earliest one; with no
-deadline it sleeps for good. Orders mostly end before their limits, so deadlines are mostly
+deadline it sleeps for good. Jobs mostly end before their limits, so deadlines are mostly
 cancelled: a cancelled one stays in the heap until its time or until they are the majority, then
 the heap is rebuilt. The heap is thus bounded by twice the number of live deadlines, plus a few.
 Callbacks run one after the other and must not block.

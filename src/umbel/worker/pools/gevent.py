@@ -1,12 +1,12 @@
 """Greenlets: thousands of waiting tasks in one thread.
 
-One greenlet per order, `size` at a time; further orders wait in a queue. The process must have
+One greenlet per job, `size` at a time; further jobs wait in a queue. The process must have
 been patched before anything else was imported: the entry point calls `patch()` first thing.
 
 Limits are timers of the hub, which throw into the greenlet right there, so an interrupt cannot
-arrive after the order has ended. The soft limit throws `SoftTimeLimitExceeded`; the hard limit and
+arrive after the job has ended. The soft limit throws `SoftTimeLimitExceeded`; the hard limit and
 `cancel` throw `GreenletExit` and free the slot at once; a greenlet that swallows it is counted
-as abandoned and its outcome dropped. A task that computes without ever waiting blocks the hub,
+as abandoned and its result dropped. A task that computes without ever waiting blocks the hub,
 and with it its own limits: such tasks belong in prefork.
 """
 
@@ -24,7 +24,7 @@ import gevent.event
 import gevent.monkey
 
 from umbel.exceptions import SoftTimeLimitExceeded
-from umbel.worker.orders import Order, Outcome
+from umbel.worker.jobs import Job, JobResult
 from umbel.worker.pools.base import (
     Pool,
     PoolClosed,
@@ -44,7 +44,7 @@ def patch() -> None:
 
 @dataclass(slots=True, eq=False)
 class _WorkItem(WorkItem):
-    """One order and the greenlet that runs it."""
+    """One job and the greenlet that runs it."""
 
     greenlet: Any = None
     interruptible: bool = False  # true while `run` runs
@@ -64,7 +64,7 @@ class _WorkItem(WorkItem):
 
 
 class GeventPool(Pool):
-    """Runs each order in a greenlet of its own."""
+    """Runs each job in a greenlet of its own."""
 
     name: ClassVar[str] = "gevent"
     green: ClassVar[bool] = True
@@ -82,16 +82,16 @@ class GeventPool(Pool):
         self._pid = os.getpid()
 
     def start(self) -> None:
-        """Nothing to start: greenlets come with orders."""
+        """Nothing to start: greenlets come with jobs."""
         self._pid = os.getpid()
 
     def submit(
-        self, order: Order, watcher: Watcher, soft_s: float | None, hard_s: float | None
+        self, job: Job, watcher: Watcher, soft_s: float | None, hard_s: float | None
     ) -> None:
-        """Spawn a greenlet for the order, or queue it."""
+        """Spawn a greenlet for the job, or queue it."""
         if self._closed:
-            raise PoolClosed(f"order {order.id} came after the gevent pool was closed")
-        self._waiting.append(_WorkItem(order, watcher, soft_s, hard_s))
+            raise PoolClosed(f"job {job.id} came after the gevent pool was closed")
+        self._waiting.append(_WorkItem(job, watcher, soft_s, hard_s))
         self._idle.clear()
         self._pump()
 
@@ -100,12 +100,12 @@ class GeventPool(Pool):
         return not self._closed and len(self._running) + len(self._waiting) < self._target
 
     def close_and_join(self, timeout_s: float | None) -> bool:
-        """Take no more orders and wait for those taken."""
+        """Take no more jobs and wait for those taken."""
         self._closed = True
         return bool(self._idle.wait(timeout_s))
 
     def terminate(self) -> None:
-        """Forget every order; running greenlets are killed without waiting for them."""
+        """Forget every job; running greenlets are killed without waiting for them."""
         self._closed = self._terminated = True
         items, self._running = self._running, set()
         self._waiting.clear()
@@ -116,16 +116,16 @@ class GeventPool(Pool):
                 item.greenlet.kill(block=False)
         self._idle.set()
 
-    def cancel(self, order_id: str, signum: int) -> bool:
-        """Kill the order's greenlet, or drop the order from the queue."""
+    def cancel(self, job_id: str, signum: int) -> bool:
+        """Kill the job's greenlet, or drop the job from the queue."""
         found = False
         for item in [*self._running, *self._waiting]:
-            if item.order.id == order_id:
+            if item.job.id == job_id:
                 found = self._end(item, item.watcher.terminated, signum) or found
         return found
 
     def grow(self, n: int) -> None:
-        """Run `n` more orders at a time."""
+        """Run `n` more jobs at a time."""
         self._target += n
         self._pump()
 
@@ -134,7 +134,7 @@ class GeventPool(Pool):
         self._target = self._checked_shrink(n)
 
     def restart(self) -> None:
-        """Nothing to replace: every order has a fresh greenlet."""
+        """Nothing to replace: every job has a fresh greenlet."""
 
     def info(self) -> dict[str, Any]:
         """The `pool` part of the `stats` reply."""
@@ -159,12 +159,12 @@ class GeventPool(Pool):
         self._start_timers(item)
         self._settle(item, item.watcher.finished, self._run(item, began))
 
-    def _run(self, item: _WorkItem, began: float) -> Outcome:
+    def _run(self, item: _WorkItem, began: float) -> JobResult:
         token = soft_limit_disarmer.set(item.disarm_soft)
         item.interruptible = True
         try:
-            return self.options.run(item.order)
-        except BaseException as exc:  # noqa: BLE001 - becomes the outcome
+            return self.options.run(item.job)
+        except BaseException as exc:  # noqa: BLE001 - becomes the result
             return failure_of(exc, monotonic() - began)
         finally:
             item.interruptible = False
@@ -190,7 +190,7 @@ class GeventPool(Pool):
         gevent.spawn(self._end, item, item.watcher.hard_limit, limit_s)
 
     def _end(self, item: _WorkItem, call: Callable[..., None], arg: float) -> bool:
-        """End an order from outside and report it; False when it has ended already."""
+        """End a job from outside and report it; False when it has ended already."""
         if item.settled:
             return False
         if item.greenlet is not None:
@@ -204,7 +204,7 @@ class GeventPool(Pool):
         self._leftover -= 1
 
     def _settle(self, item: _WorkItem, call: Callable[..., None], *args: Any) -> None:
-        """Make the final call unless it was made, and let the next order begin."""
+        """Make the final call unless it was made, and let the next job begin."""
         if item.settled:
             return
         item.settled = True

@@ -1,7 +1,7 @@
-"""Interrupting a thread from outside, only while it runs an order.
+"""Interrupting a thread from outside, only while it runs a job.
 
 CPython can make another thread raise an exception at its next bytecode. Used bare, that exception
-may land after the order has ended and hit the next one, or the pool itself. A `Guard` closes the
+may land after the job has ended and hit the next one, or the pool itself. A `Guard` closes the
 gap: interrupts are sent under its lock and only while it is armed; disarming, by the thread
 itself, takes back one that was sent and has not been raised yet.
 
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from time import monotonic
 
 from umbel.exceptions import SoftTimeLimitExceeded
-from umbel.worker.orders import Order, Outcome
+from umbel.worker.jobs import Job, JobResult
 from umbel.worker.pools.base import failure_of, soft_limit_disarmer
 
 
@@ -26,7 +26,7 @@ class _TakenBack(BaseException):
 
 
 class Guard:
-    """The right to interrupt one thread during one order."""
+    """The right to interrupt one thread during one job."""
 
     __slots__ = ("_armed", "_early", "_ident", "_lock", "_sent", "_soft", "struck")
 
@@ -35,7 +35,7 @@ class Guard:
         self._ident = 0
         self._armed = False
         self._soft = True
-        self._early: type[BaseException] | None = None  # came before the order began
+        self._early: type[BaseException] | None = None  # came before the job began
         self._sent: type[BaseException] | None = None
         self.struck: type[BaseException] | None = None  # the last one sent in time, not soft
 
@@ -49,12 +49,12 @@ class Guard:
                 raise self._early
 
     def interrupt(self, exc: type[BaseException]) -> bool:
-        """Make the thread raise `exc`; False when its order has already ended."""
+        """Make the thread raise `exc`; False when its job has already ended."""
         with self._lock:
             if exc is SoftTimeLimitExceeded and not (self._armed and self._soft):
                 return False
             if not self._armed:
-                self._early = exc  # without effect when the order has ended
+                self._early = exc  # without effect when the job has ended
                 return False
             self._sent = exc
             if exc is not SoftTimeLimitExceeded:
@@ -94,25 +94,25 @@ class Guard:
             pass
 
 
-def run_guarded(run: Callable[[Order], Outcome], order: Order, guard: Guard, soft: bool) -> Outcome:
-    """Run the order in this thread, open to interrupts meanwhile and only meanwhile.
+def run_guarded(run: Callable[[Job], JobResult], job: Job, guard: Guard, soft: bool) -> JobResult:
+    """Run the job in this thread, open to interrupts meanwhile and only meanwhile.
 
     `soft` says that it has a soft limit, so that `disarm_soft_limit` has something to disarm.
     """
     began = monotonic()
-    ended: list[Outcome] = []
+    ended: list[JobResult] = []
     error: BaseException | None = None
     token = soft_limit_disarmer.set(guard.disarm_soft) if soft else None
     try:
         try:
             guard.arm()
-            # `extend(map(...))` stores the outcome before control returns to bytecode, where an
-            # interrupt that came too late would otherwise throw a finished outcome away.
-            ended.extend(map(run, (order,)))
-        except BaseException as exc:  # noqa: BLE001 - becomes the outcome
+            # `extend(map(...))` stores the result before control returns to bytecode, where an
+            # interrupt that came too late would otherwise throw a finished result away.
+            ended.extend(map(run, (job,)))
+        except BaseException as exc:  # noqa: BLE001 - becomes the result
             error = exc
         guard.disarm()
-    except BaseException as exc:  # noqa: BLE001 - an interrupt landed as the order ended
+    except BaseException as exc:  # noqa: BLE001 - an interrupt landed as the job ended
         error = error or exc
         guard.disarm()
     if token is not None:

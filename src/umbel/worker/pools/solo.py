@@ -1,14 +1,14 @@
-"""Solo: the order runs inside `submit`, in the calling thread. One process, one order, no hand-off.
+"""Solo: the job runs inside `submit`, in the calling thread. One process, one job, no hand-off.
 
 The way without limits is kept short, because it is the floor under every other cost: two calls of
 the watcher, one read of the clock, two uncontended locks.
 
 Limits in the main thread use SIGALRM, so a blocking system call is interrupted as well; the hard
-limit fires again every second until the order has let go. In another thread limits come from a
-deadline thread as asynchronous exceptions, which wait for C calls to return. While an order runs
+limit fires again every second until the job has let go. In another thread limits come from a
+deadline thread as asynchronous exceptions, which wait for C calls to return. While a job runs
 the caller's loop stands still: heartbeats and control messages wait for it.
 
-`terminate` may be called by a signal handler in the middle of an order: it raises
+`terminate` may be called by a signal handler in the middle of a job: it raises
 `SoloInterrupted` there, and `submit` returns without a final call.
 """
 
@@ -24,9 +24,9 @@ from types import FrameType
 from typing import Any, ClassVar
 
 from umbel.exceptions import SoftTimeLimitExceeded
-from umbel.worker.orders import Order, Outcome
+from umbel.worker.jobs import Job, JobResult
 from umbel.worker.pools.base import (
-    OrderEnded,
+    JobEnded,
     Pool,
     PoolClosed,
     PoolOptions,
@@ -40,16 +40,16 @@ from umbel.worker.pools.interrupts import Guard, run_guarded
 _HARD_AGAIN_S = 1.0
 
 
-class SoloInterrupted(OrderEnded):
-    """Leaves the running order on a cold stop; no task should catch it."""
+class SoloInterrupted(JobEnded):
+    """Leaves the running job on a cold stop; no task should catch it."""
 
 
-class _HardLimit(OrderEnded):
-    """Leaves the running order at its hard limit."""
+class _HardLimit(JobEnded):
+    """Leaves the running job at its hard limit."""
 
 
 class SoloPool(Pool):
-    """Runs each order inside `submit`."""
+    """Runs each job inside `submit`."""
 
     name: ClassVar[str] = "solo"
     blocks_loop: ClassVar[bool] = True
@@ -58,9 +58,9 @@ class SoloPool(Pool):
         super().__init__(options)
         self._run = options.run
         self._pid = os.getpid()
-        self._turn = threading.RLock()  # one order at a time; a watcher may submit the next
-        self._guard: Guard | None = None  # of the running order
-        self._running: Order | None = None
+        self._turn = threading.RLock()  # one job at a time; a watcher may submit the next
+        self._guard: Guard | None = None  # of the running job
+        self._running: Job | None = None
         self._runner = 0  # ident of the thread that runs it
         self._closed = False
         self._terminated = False
@@ -81,30 +81,30 @@ class SoloPool(Pool):
             signal.signal(signal.SIGALRM, _wake)
 
     def submit(
-        self, order: Order, watcher: Watcher, soft_s: float | None, hard_s: float | None
+        self, job: Job, watcher: Watcher, soft_s: float | None, hard_s: float | None
     ) -> None:
-        """Run the order now; returns when it has ended and was reported."""
-        self._refuse_if_closed(order)
+        """Run the job now; returns when it has ended and was reported."""
+        self._refuse_if_closed(job)
         with self._turn:
-            self._refuse_if_closed(order)
+            self._refuse_if_closed(job)
             notify(watcher.accepted, self._pid, monotonic())
             guard = Guard()
             try:
                 self._runner = threading.get_ident()
-                self._guard, self._running = guard, order
+                self._guard, self._running = guard, job
                 if self._terminated:
                     return
                 if soft_s is None and hard_s is None:
-                    outcome = run_guarded(self._run, order, guard, False)
+                    result = run_guarded(self._run, job, guard, False)
                 else:
-                    outcome = self._run_limited(order, guard, watcher, soft_s, hard_s)
+                    result = self._run_limited(job, guard, watcher, soft_s, hard_s)
             except SoloInterrupted:  # a signal that came just outside of `run`
                 return
             finally:
                 self._running = self._guard = None
             if guard.struck is None:
                 if not self._terminated:  # else nothing is reported any more
-                    notify(watcher.finished, outcome)
+                    notify(watcher.finished, result)
             else:
                 self._report_struck(guard.struck, watcher, hard_s)
 
@@ -113,7 +113,7 @@ class SoloPool(Pool):
         return self._running is None and not self._closed
 
     def close_and_join(self, timeout_s: float | None) -> bool:
-        """Wait for the order that runs in another thread, if any."""
+        """Wait for the job that runs in another thread, if any."""
         self._closed = True
         if not self._turn.acquire(timeout=-1 if timeout_s is None else timeout_s):
             return False
@@ -122,31 +122,31 @@ class SoloPool(Pool):
         return True
 
     def terminate(self) -> None:
-        """Leave the running order, from a signal handler or from another thread."""
+        """Leave the running job, from a signal handler or from another thread."""
         self._closed = self._terminated = True
         self._deadlines.stop(wait_s=0)
         if self._running is None or self._guard is None:
             return
         if threading.get_ident() == self._runner:
-            raise SoloInterrupted  # we are inside the order: this leaves it
+            raise SoloInterrupted  # we are inside the job: this leaves it
         self._guard.interrupt(SoloInterrupted)
         self._end_system_call()
 
-    def cancel(self, order_id: str, signum: int) -> bool:
-        """Interrupt the order that runs in another thread."""
+    def cancel(self, job_id: str, signum: int) -> bool:
+        """Interrupt the job that runs in another thread."""
         guard, running = self._guard, self._running
-        if guard is None or running is None or running.id != order_id:
+        if guard is None or running is None or running.id != job_id:
             return False
         if threading.get_ident() == self._runner:
             return False
         self._signum = signum
-        struck = guard.interrupt(OrderEnded)
+        struck = guard.interrupt(JobEnded)
         if struck:
             self._end_system_call()
         return struck
 
     def _end_system_call(self) -> None:
-        """The order may wait in a system call, which only a signal ends, in the main thread."""
+        """The job may wait in a system call, which only a signal ends, in the main thread."""
         in_main = self._runner == threading.main_thread().ident
         if in_main and callable(signal.getsignal(signal.SIGALRM)):
             signal.pthread_kill(self._runner, signal.SIGALRM)
@@ -168,15 +168,15 @@ class SoloPool(Pool):
 
     def _run_limited(
         self,
-        order: Order,
+        job: Job,
         guard: Guard,
         watcher: Watcher,
         soft_s: float | None,
         hard_s: float | None,
-    ) -> Outcome:
+    ) -> JobResult:
         if threading.current_thread() is threading.main_thread():
             alarm = _Alarm(self._run, guard, watcher, soft_s, hard_s)
-            return run_guarded(alarm.run, order, guard, False)
+            return run_guarded(alarm.run, job, guard, False)
 
         def soften(limit_s: float) -> None:
             if guard.interrupt(SoftTimeLimitExceeded):
@@ -190,15 +190,15 @@ class SoloPool(Pool):
         if hard_s is not None:
             harden = partial(guard.interrupt, _HardLimit)
             pending.append(self._deadlines.call_at(began + hard_s, harden))
-        outcome = run_guarded(self._run, order, guard, soft_s is not None)
+        result = run_guarded(self._run, job, guard, soft_s is not None)
         for deadline in pending:
             deadline.cancel()
-        return outcome
+        return result
 
     def _report_struck(
         self, exc: type[BaseException], watcher: Watcher, hard_s: float | None
     ) -> None:
-        """The final call of an order that was interrupted."""
+        """The final call of a job that was interrupted."""
         if self._terminated:
             return
         if exc is _HardLimit and hard_s is not None:
@@ -206,9 +206,9 @@ class SoloPool(Pool):
         else:
             notify(watcher.terminated, self._signum)
 
-    def _refuse_if_closed(self, order: Order) -> None:
+    def _refuse_if_closed(self, job: Job) -> None:
         if self._closed:
-            raise PoolClosed(f"order {order.id} came after the solo pool was closed")
+            raise PoolClosed(f"job {job.id} came after the solo pool was closed")
 
 
 def _wake(signum: int, frame: FrameType | None) -> None:
@@ -216,11 +216,11 @@ def _wake(signum: int, frame: FrameType | None) -> None:
 
 
 class _Alarm:
-    """The limits of one order by SIGALRM; for the main thread, where signal handlers run."""
+    """The limits of one job by SIGALRM; for the main thread, where signal handlers run."""
 
     def __init__(
         self,
-        run: Callable[[Order], Outcome],
+        run: Callable[[Job], JobResult],
         guard: Guard,
         watcher: Watcher,
         soft_s: float | None,
@@ -234,9 +234,9 @@ class _Alarm:
         self._armed = False
         self._soft_armed = True
 
-    def run(self, order: Order) -> Outcome:
-        """Run the order under the alarm; the handler and timer of before are put back."""
-        ended: list[Outcome] = []
+    def run(self, job: Job) -> JobResult:
+        """Run the job under the alarm; the handler and timer of before are put back."""
+        ended: list[JobResult] = []
         error: BaseException | None = None
         token = soft_limit_disarmer.set(self._disarm_soft)
         before = signal.signal(signal.SIGALRM, self._ring)
@@ -244,11 +244,11 @@ class _Alarm:
             try:
                 self._armed = True
                 self._wind()
-                ended.extend(map(self._run, (order,)))  # see interrupts.run_guarded
+                ended.extend(map(self._run, (job,)))  # see interrupts.run_guarded
             except BaseException as exc:  # noqa: BLE001 - raised again below
                 error = exc
             self._armed = False
-        except BaseException as exc:  # noqa: BLE001 - it rang as the order was ending
+        except BaseException as exc:  # noqa: BLE001 - it rang as the job was ending
             self._armed = False
             error = error or exc
         signal.setitimer(signal.ITIMER_REAL, 0)

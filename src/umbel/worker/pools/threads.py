@@ -1,12 +1,12 @@
 """Threads: cheap, shared memory, for tasks that wait on the network.
 
-Each thread takes the next order from one queue and runs it. Idle threads block on the queue; a
-thread for deadlines exists only once an order with a limit came.
+Each thread takes the next job from one queue and runs it. Idle threads block on the queue; a
+thread for deadlines exists only once a job with a limit came.
 
 The soft limit raises `SoftTimeLimitExceeded` in the thread. A thread cannot be killed, so at the
-hard limit, and on `cancel`, the order is reported as ended, an exception is raised in its thread,
+hard limit, and on `cancel`, the job is reported as ended, an exception is raised in its thread,
 the thread is *abandoned* (counted in `info`) and a fresh one takes its seat; whatever an abandoned
-thread still produces is dropped, and it exits as soon as its order lets it. Threads are daemons:
+thread still produces is dropped, and it exits as soon as its job lets it. Threads are daemons:
 a cold stop does not wait for them.
 
 `max_tasks_per_child` and `max_memory_per_child_kib` do not apply: threads share one memory.
@@ -25,22 +25,22 @@ from time import monotonic
 from typing import Any, ClassVar
 
 from umbel.exceptions import SoftTimeLimitExceeded
-from umbel.worker.orders import Order
-from umbel.worker.pools.base import OrderEnded, Pool, PoolClosed, PoolOptions, Watcher, WorkItem
+from umbel.worker.jobs import Job
+from umbel.worker.pools.base import JobEnded, Pool, PoolClosed, PoolOptions, Watcher, WorkItem
 from umbel.worker.pools.deadlines import Deadline, Deadlines
 from umbel.worker.pools.interrupts import Guard, run_guarded
 
 
 @dataclass(slots=True, eq=False)
 class _WorkItem(WorkItem):
-    """One order on its way; `settled` once its final call belongs to somebody."""
+    """One job on its way; `settled` once its final call belongs to somebody."""
 
     guard: Guard = field(default_factory=Guard)
     thread: threading.Thread | None = None  # that runs it
 
 
 class ThreadsPool(Pool):
-    """Runs each order in one of `size` threads of this process."""
+    """Runs each job in one of `size` threads of this process."""
 
     name: ClassVar[str] = "threads"
 
@@ -64,19 +64,19 @@ class ThreadsPool(Pool):
             self._fill_seats()
 
     def submit(
-        self, order: Order, watcher: Watcher, soft_s: float | None, hard_s: float | None
+        self, job: Job, watcher: Watcher, soft_s: float | None, hard_s: float | None
     ) -> None:
-        """Queue the order for the next free thread."""
-        item = _WorkItem(order, watcher, soft_s, hard_s)
+        """Queue the job for the next free thread."""
+        item = _WorkItem(job, watcher, soft_s, hard_s)
         with self._changed:
             if self._closed:
-                raise PoolClosed(f"order {order.id} came after the threads pool was closed")
+                raise PoolClosed(f"job {job.id} came after the threads pool was closed")
             self._items.add(item)
         self._queue.put(item)
 
     @property
     def taken_count(self) -> int:
-        """Orders that wait or run."""
+        """Jobs that wait or run."""
         return len(self._items)
 
     def has_room(self) -> bool:
@@ -84,7 +84,7 @@ class ThreadsPool(Pool):
         return not self._closed and self.taken_count < self._target
 
     def close_and_join(self, timeout_s: float | None) -> bool:
-        """Take no more orders and wait for those taken."""
+        """Take no more jobs and wait for those taken."""
         with self._changed:
             self._closed = True
             done = self._changed.wait_for(lambda: not self._items or self._terminated, timeout_s)
@@ -102,7 +102,7 @@ class ThreadsPool(Pool):
         return not any(t.is_alive() for t in threads if t is not threading.current_thread())
 
     def terminate(self) -> None:
-        """Forget every order; threads that run one are interrupted and left to themselves."""
+        """Forget every job; threads that run one are interrupted and left to themselves."""
         with self._changed:
             self._closed = self._terminated = True
             items, self._items = self._items, set()
@@ -113,12 +113,12 @@ class ThreadsPool(Pool):
             self._changed.notify_all()
         self._deadlines.stop(wait_s=0)
         for item in items:
-            item.guard.interrupt(OrderEnded)
+            item.guard.interrupt(JobEnded)
 
-    def cancel(self, order_id: str, signum: int) -> bool:
-        """Report the order as terminated; its thread is interrupted and abandoned."""
+    def cancel(self, job_id: str, signum: int) -> bool:
+        """Report the job as terminated; its thread is interrupted and abandoned."""
         with self._changed:
-            items = [item for item in self._items if item.order.id == order_id]
+            items = [item for item in self._items if item.job.id == job_id]
         ended = [self._end(item, item.watcher.terminated, signum) for item in items]
         return any(ended)
 
@@ -135,7 +135,7 @@ class ThreadsPool(Pool):
             self._wake(n)
 
     def restart(self) -> None:
-        """Replace every thread once its present order has ended."""
+        """Replace every thread once its present job has ended."""
         with self._changed:
             self._restarts = len(self._threads)
             self._wake(self._restarts)
@@ -163,7 +163,7 @@ class ThreadsPool(Pool):
             item = self._queue.get()
             if item is not None and not self._serve(item):
                 return  # abandoned: the seat is somebody else's by now
-            del item  # an idle thread keeps no order alive
+            del item  # an idle thread keeps no job alive
             if self._leaves():
                 return
 
@@ -180,7 +180,7 @@ class ThreadsPool(Pool):
             return True
 
     def _serve(self, item: _WorkItem) -> bool:
-        """Run one order and report it; False when it was ended from outside meanwhile."""
+        """Run one job and report it; False when it was ended from outside meanwhile."""
         with self._changed:
             if item.settled:  # cancelled while it waited
                 return True
@@ -188,12 +188,12 @@ class ThreadsPool(Pool):
         began = monotonic()
         self._report(item.watcher.accepted, self._pid, began)
         deadlines = self._limits(item, began)
-        outcome = run_guarded(self.options.run, item.order, item.guard, item.soft_s is not None)
+        result = run_guarded(self.options.run, item.job, item.guard, item.soft_s is not None)
         for deadline in deadlines:
             deadline.cancel()
         if not self._settle(item):
             return False
-        self._ended(item.watcher.finished, outcome)
+        self._ended(item.watcher.finished, result)
         return True
 
     def _limits(self, item: _WorkItem, began: float) -> list[Deadline]:
@@ -212,15 +212,15 @@ class ThreadsPool(Pool):
         self._end(item, item.watcher.hard_limit, limit_s)
 
     def _end(self, item: _WorkItem, call: Callable[..., None], arg: float) -> bool:
-        """End an order from outside, reporting it by `call(arg)`; False when it has ended."""
+        """End a job from outside, reporting it by `call(arg)`; False when it has ended."""
         if not self._settle(item, abandon=True):
             return False
-        item.guard.interrupt(OrderEnded)
+        item.guard.interrupt(JobEnded)
         self._ended(call, arg)
         return True
 
     def _settle(self, item: _WorkItem, abandon: bool = False) -> bool:
-        """Claim the final call of the order: true for the first to ask."""
+        """Claim the final call of the job: true for the first to ask."""
         with self._changed:
             if item.settled:
                 return False

@@ -1,4 +1,4 @@
-"""Prefork: each order runs in a child process, the only pool that can end code that will not end.
+"""Prefork: each job runs in a child process, the only pool that can end code that will not end.
 
     consumer thread ── submit ──► FIFO ──► packets ──► child 1 (main thread: run, run, run …)
       calls of watchers            ▲  └──► packets ──► child 2
@@ -7,21 +7,21 @@
       deadlines, signals, waitpid, fork
 
 - `pool`        the `Pool` interface
-- `supervisor`  a thread: hands out orders, reads reports, notices limits and deaths
+- `supervisor`  a thread: hands out jobs, reads reports, notices limits and deaths
 - `forker`      forks children, with back-off when they die at start
 - `child`       one child as the parent sees it: what it holds, its pipes, its signals
 - `frames`      what goes over the pipes
 - `child_loop`  what runs in the child process
 
 **No lock is shared between processes**, so a child may be killed at any moment without harm to
-the others. Orders go to a child in packets (SOCK_SEQPACKET), many at once if they are short, as far
-as is known, so that neither side has to wake the other for each of them. For each order there is a
-token, a count in the kernel that either side can lower by one: the child does before it begins an
-order, the parent to *take back* the newest one (see `frames`). So an idle child does not wait while
-another one has orders to spare, and ending a child for one order hits no other.
+the others. Jobs go to a child in packets (SOCK_SEQPACKET), many at once if they are short, as far
+as is known, so that neither side has to wake the other for each of them. For each job there is a
+token, a count in the kernel that either side can lower by one: the child does before it begins a
+job, the parent to *take back* the newest one (see `frames`). So an idle child does not wait while
+another one has jobs to spare, and ending a child for one job hits no other.
 
-**An order is the child's only once the child has said so.** It writes `accepted` before it runs an
-order. When it dies, the one order accepted and unfinished is lost (or over its limit, or
+**A job is the child's only once the child has said so.** It writes `accepted` before it runs a
+job. When it dies, the one job accepted and unfinished is lost (or over its limit, or
 cancelled); those unaccepted never ran and go to another child.
 
 **One thread forks, waits and reports** (the supervisor's). The kernel ties a child's life to the

@@ -1,6 +1,6 @@
-"""The parent's view of one child: the orders it holds, its pipes, its signals, its end.
+"""The parent's view of one child: the jobs it holds, its pipes, its signals, its end.
 
-All of it is used under the pool's lock. `held` is the truth about who has an order: an order is in
+All of it is used under the pool's lock. `held` is the truth about who has a job: a job is in
 the `held` of exactly one child or in the pool's FIFO, from submit to its final call.
 """
 
@@ -19,17 +19,17 @@ from umbel.worker.pools.base import Watcher
 from umbel.worker.pools.prefork import child_loop, frames
 
 _READ_BYTES = 256 * 1024
-# A child rings when it begins an order that is so far behind the one it runs when it is given: the
+# A child rings when it begins a job that is so far behind the one it runs when it is given: the
 # parent knows at once what a child that was idle does, and gives it more before it runs out.
 _RINGS_AT = frozenset({0, 2, 8, 24})
 
 
 @dataclass(slots=True, eq=False)
 class WorkItem:
-    """One order on its way through the pool."""
+    """One job on its way through the pool."""
 
     seq: int
-    order_id: str
+    job_id: str
     watcher: Watcher
     soft_s: float | None
     hard_s: float | None
@@ -77,7 +77,7 @@ class Child:
         self.load_s = 0.0  # the cost of all that it holds
         self.running: WorkItem | None = None  # the one that it has accepted
         self.ready = False
-        self.leaving = False  # gets no more orders and will exit
+        self.leaving = False  # gets no more jobs and will exit
         self.full = False  # its socket is; until it says something
         self.started_any = False
         self.reaped = False
@@ -85,19 +85,19 @@ class Child:
         self._epoch = 0
         self._reader = frames.FrameReader()
         self._given: list[WorkItem] = []  # held, and yet to be sent
-        self._outbox: deque[bytes] = deque()  # of a bulky order, or a word of what is taken back
+        self._outbox: deque[bytes] = deque()  # of a bulky job, or a word of what is taken back
         self._hangs_up = False
         self.near.setblocking(False)
         os.set_blocking(self.results_fd, False)
 
     @property
     def unbegun(self) -> int:
-        """How many orders it holds that it has not begun, as far as it was heard."""
+        """How many jobs it holds that it has not begun, as far as it was heard."""
         return len(self.held) if self.running is None else len(self.held) - 1
 
     @property
     def idle(self) -> bool:
-        """It waits for orders and may have some."""
+        """It waits for jobs and may have some."""
         return self.ready and not self.leaving and not self.held
 
     @property
@@ -107,11 +107,11 @@ class Child:
 
     @property
     def given_count(self) -> int:
-        """How many orders it holds that were not sent."""
+        """How many jobs it holds that were not sent."""
         return len(self._given)
 
     def is_open(self, depth: int, load_s_max: float) -> bool:
-        """It may get one more order, which then begins soon."""
+        """It may get one more job, which then begins soon."""
         if not self.ready or self.leaving or self._outbox:
             return False
         held = self.held
@@ -125,7 +125,7 @@ class Child:
         return running.cancelled is None  # else a signal is on its way: wait and see
 
     def give(self, item: WorkItem) -> None:
-        """The order is this child's now; `send` tells it, for a bulky one this does."""
+        """The job is this child's now; `send` tells it, for a bulky one this does."""
         item.rings = len(self.held) in _RINGS_AT
         self.held[item.seq] = item
         self.load_s += item.cost_s
@@ -142,7 +142,7 @@ class Child:
         while given:
             size = count = 0
             for item in given:
-                size += len(item.data) + frames.ORDER_HEADER_BYTES
+                size += len(item.data) + frames.JOB_HEADER_BYTES
                 if count and size > frames.PACKET_PAYLOAD_BYTES_MAX:
                     break
                 count += 1
@@ -167,21 +167,21 @@ class Child:
         return taken
 
     def begin(self, seq: int, when: float) -> WorkItem:
-        """It has begun this order."""
+        """It has begun this job."""
         item = self.running = self.held[seq]
         self.started_any = True
         item.begin(when)
         return item
 
     def end(self, seq: int) -> WorkItem:
-        """It is through with this order."""
+        """It is through with this job."""
         item = self.drop(seq)
         self.running = None
         self.served += 1
         return item
 
     def drop(self, seq: int) -> WorkItem:
-        """Forget an order that it does not hold any more."""
+        """Forget a job that it does not hold any more."""
         item = self.held.pop(seq)
         self.load_s = self.load_s - item.cost_s if self.held else 0.0
         return item
@@ -202,7 +202,7 @@ class Child:
             self.hang_up()
 
     def take_back(self, count: int) -> list[WorkItem]:
-        """Up to `count` orders that it has not begun, the newest, in their order; they are no
+        """Up to `count` jobs that it has not begun, the newest, in their order; they are no
         longer its own."""
         if self._bulky_ahead():
             return []
@@ -221,7 +221,7 @@ class Child:
         return [self.drop(seq) for seq in sent] + items
 
     def let_go(self) -> list[WorkItem]:
-        """The orders of a child that will never begin them."""
+        """The jobs of a child that will never begin them."""
         items = list(self.held.values())
         self.held.clear()
         self.load_s = 0.0
@@ -230,7 +230,7 @@ class Child:
         return items
 
     def hang_up(self) -> None:
-        """No more orders: it exits once it has read what was sent."""
+        """No more jobs: it exits once it has read what was sent."""
         self.leaving = self._hangs_up = True
         if not self._outbox:
             with contextlib.suppress(OSError):
@@ -273,7 +273,7 @@ class Child:
                 os.kill(self.pid, signum)
 
     def raise_soft(self, item: WorkItem) -> None:
-        """Raise the soft limit's exception in that order, if it still runs."""
+        """Raise the soft limit's exception in that job, if it still runs."""
         child_loop.CELL.pack_into(self._cell, 0, item.seq)
         self.signal(child_loop.SOFT_SIGNAL)
 
@@ -306,7 +306,7 @@ class Child:
         self._cell.close()
 
     def _bulky_ahead(self) -> bool:
-        """A bulky order was sent and not accepted yet (it is then the only one held)."""
+        """A bulky job was sent and not accepted yet (it is then the only one held)."""
         if self.running is not None or len(self.held) != 1:
             return False
         (item,) = self.held.values()

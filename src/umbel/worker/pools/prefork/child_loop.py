@@ -8,11 +8,11 @@ close whatever had got its number. So the broker's connection of a parent that w
 closes with the parent, and its messages are delivered again.
 
 What the child sends goes into a pipe that nobody waits for; a bell (an eventfd) wakes the parent,
-and that is what costs. The child rings before it waits for orders, when an order begins that the
+and that is what costs. The child rings before it waits for jobs, when a job begins that the
 parent has marked, and when it has not rung or been listened to for `QUIET_S`. So the parent learns
-of an order that begins unrung by looking into the pipe once, a while after it has listened.
+of a job that begins unrung by looking into the pipe once, a while after it has listened.
 
-The soft limit is SIGUSR1 plus a cell of shared memory with the sequence number of the order it is
+The soft limit is SIGUSR1 plus a cell of shared memory with the sequence number of the job it is
 meant for: a signal that comes late finds another number running, or none, and does nothing.
 """
 
@@ -38,12 +38,12 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from umbel.exceptions import SoftTimeLimitExceeded
-from umbel.worker.orders import Outcome, decode_order, encode_outcome
+from umbel.worker.jobs import JobResult, decode_job, encode_result
 from umbel.worker.pools.base import PoolOptions, failure_of, logger, soft_limit_disarmer
 from umbel.worker.pools.prefork import frames
 from umbel.worker.pools.prefork.frames import Link
 
-# Memory that is shared with the parent: the order that a soft limit is meant for, the epoch (see
+# Memory that is shared with the parent: the job that a soft limit is meant for, the epoch (see
 # `frames`), and when the parent last listened.
 CELL = struct.Struct("=Q")
 EPOCH, EPOCH_AT = struct.Struct("=Q"), 8
@@ -69,7 +69,7 @@ def run_child(options: PoolOptions, parent_pid: int, link: Link, cpu: int | None
         _forget_begun_imports()
         loop = _ChildLoop(options, link)
         _reset_signals(loop)
-        descriptors = (link.orders.fileno(), link.results_fd, link.bell_fd, link.tokens_fd)
+        descriptors = (link.jobs.fileno(), link.results_fd, link.bell_fd, link.tokens_fd)
         _let_go({0, 1, 2, *descriptors, *_log_files()})
         _become_main_thread()
         gc.freeze()  # what was inherited is neither ours to collect nor worth scanning
@@ -103,11 +103,11 @@ def _forget_begun_imports() -> None:
 
 
 class _ChildLoop:
-    """Reads orders, runs them, sends their outcomes."""
+    """Reads jobs, runs them, sends their results."""
 
     def __init__(self, options: PoolOptions, link: Link) -> None:
         self._options = options
-        self._orders, self._results_fd, self._bell_fd, self._tokens_fd, self._cell = link
+        self._jobs, self._results_fd, self._bell_fd, self._tokens_fd, self._cell = link
         self._rang = 0.0  # monotonic
         self._armed = 0  # sequence number that a soft limit may strike, 0 for none
         self._waiting: deque[tuple[int, bool, bytes]] = deque()  # read, and not begun
@@ -117,7 +117,7 @@ class _ChildLoop:
         self._left = options.max_tasks_per_child or 0
 
     def run(self) -> None:
-        """Run orders until the parent wants no more, or a limit of this child is reached."""
+        """Run jobs until the parent wants no more, or a limit of this child is reached."""
         soft_limit_disarmer.set(self.disarm)
         os.set_blocking(self._results_fd, False)
         self._unsent += frames.frame(frames.READY, self._pid)
@@ -132,37 +132,37 @@ class _ChildLoop:
             # After the write: who is held up here rings, and what was written before is looked at.
             if rings or self._is_unheard():
                 self._ring()
-            outcome = self._perform(seq, data)
+            result = self._perform(seq, data)
             if os.getpid() != self._pid:
                 os._exit(0)  # the task forked and came back twice: this is the copy
             last = self._is_last()
             kind = frames.FINISHED_LAST if last else frames.FINISHED
-            # Sent together with the next `accepted`, or before waiting for an order.
-            self._unsent += frames.frame(kind, seq, encode_outcome(outcome))
-            del data, outcome, received  # an idle child holds on to nothing
+            # Sent together with the next `accepted`, or before waiting for a job.
+            self._unsent += frames.frame(kind, seq, encode_result(result))
+            del data, result, received  # an idle child holds on to nothing
         self._flush()
         self._ring()
 
     def raise_soft_limit(self, signum: int, frame: FrameType | None) -> None:
-        """The soft limit's signal: raise in the order it is meant for, once."""
+        """The soft limit's signal: raise in the job it is meant for, once."""
         if self._armed and CELL.unpack_from(self._cell)[0] == self._armed:
             self._armed = 0
             raise SoftTimeLimitExceeded
 
     def disarm(self) -> None:
-        """No soft limit until the next order."""
+        """No soft limit until the next job."""
         self._armed = 0
 
-    def _perform(self, seq: int, data: bytes | memoryview) -> Outcome:
+    def _perform(self, seq: int, data: bytes | memoryview) -> JobResult:
         began = monotonic()
-        ended: list[Outcome] = []
+        ended: list[JobResult] = []
         error: BaseException | None = None
         try:
-            order = decode_order(data)
+            job = decode_job(data)
             self._armed = seq
             # Stored before control returns to bytecode, where a late signal would lose it.
-            ended.extend(map(self._options.run, (order,)))
-        except BaseException as exc:  # noqa: BLE001 - becomes the outcome
+            ended.extend(map(self._options.run, (job,)))
+        except BaseException as exc:  # noqa: BLE001 - becomes the result
             error = exc
         self._armed = 0
         if ended:
@@ -171,7 +171,7 @@ class _ChildLoop:
         return failure_of(error, monotonic() - began)
 
     def _next(self) -> tuple[int, bool, bytes] | None:
-        """The next order, and whether to ring for it; None when there will be none."""
+        """The next job, and whether to ring for it; None when there will be none."""
         if not self._claim():
             return None
         waiting = self._waiting
@@ -187,7 +187,7 @@ class _ChildLoop:
         return waiting.popleft()
 
     def _claim(self) -> bool:
-        """Wait for a token, which allows to begin one order; False when there will be none."""
+        """Wait for a token, which allows to begin one job; False when there will be none."""
         try:
             os.eventfd_read(self._tokens_fd)
         except BlockingIOError:
@@ -200,23 +200,23 @@ class _ChildLoop:
             self._ring()
         waiter = select.poll()
         waiter.register(self._tokens_fd, select.POLLIN)
-        waiter.register(self._orders, select.POLLRDHUP)
+        waiter.register(self._jobs, select.POLLRDHUP)
         while True:
             found = dict(waiter.poll())
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._tokens_fd)
                 return True
-            if self._orders.fileno() in found:
+            if self._jobs.fileno() in found:
                 return False
 
     def _read_packet(self, flags: int = 0) -> bool:
-        """Read one packet, or all of a bulky order; False at the end."""
-        packet = self._orders.recv(frames.PACKET_BYTES_MAX, flags)
+        """Read one packet, or all of a bulky job; False at the end."""
+        packet = self._jobs.recv(frames.PACKET_BYTES_MAX, flags)
         if not packet:
             return False
         kind, number = frames.packet_header(packet)
-        if kind == frames.ORDERS:
-            self._waiting.extend(frames.orders(packet))
+        if kind == frames.JOBS:
+            self._waiting.extend(frames.jobs(packet))
             return True
         if kind == frames.VOID:
             for _ in range(number):
@@ -224,7 +224,7 @@ class _ChildLoop:
             return True
         parts = bytearray(packet[frames.PACKET_HEADER_BYTES :])
         while kind == frames.MORE:
-            packet = self._orders.recv(frames.PACKET_BYTES_MAX)
+            packet = self._jobs.recv(frames.PACKET_BYTES_MAX)
             if not packet:
                 return False
             kind, number = frames.packet_header(packet)

@@ -1,6 +1,6 @@
 """Forking children, and not forking too many of those that die at birth.
 
-A child that dies before its first order and within a second of its birth failed to start. The
+A child that dies before its first job and within a second of its birth failed to start. The
 first such failure is retried at once, the next ones after 0.1 s, 0.2 s, ... up to 10 s; each
 distinct reason is logged once until a child has started well again.
 """

@@ -1,14 +1,14 @@
 """What parent and child say to each other.
 
 Down, parent to child: packets of a SOCK_SEQPACKET socket. A packet is kind (1 byte), a number
-(8 bytes) and more. `ORDERS` carries that many small orders, each as sequence number (8 bytes), a
+(8 bytes) and more. `JOBS` carries that many small jobs, each as sequence number (8 bytes), a
 flag (1 byte: the parent wants to hear at once when this one begins), length (4 bytes) and its
-encoded bytes. An order that does not fit into one packet comes in several, `MORE` … `LAST`, whose
-number is its sequence number. `VOID`: the last so many orders before this packet are taken back.
+encoded bytes. A job that does not fit into one packet comes in several, `MORE` … `LAST`, whose
+number is its sequence number. `VOID`: the last so many jobs before this packet are taken back.
 
-Whether the child may begin the next order is decided by *tokens* (an eventfd that counts down by
-one with each read). For every order the parent adds one, after the packet; the child takes one
-before it begins, and the parent takes back the newest orders by taking tokens. So an order belongs
+Whether the child may begin the next job is decided by *tokens* (an eventfd that counts down by
+one with each read). For every job the parent adds one, after the packet; the child takes one
+before it begins, and the parent takes back the newest jobs by taking tokens. So a job belongs
 to exactly one of them, although the child has read the packet long ago. After a `VOID` and before
 the next token the parent raises the *epoch* in the shared cell: a child with a token of later finds
 it raised, and reads on before it believes what it has.
@@ -28,30 +28,30 @@ from typing import Any, NamedTuple
 
 # Well below the 208 KiB that a Unix socket buffers by default, so that several fit.
 PACKET_PAYLOAD_BYTES_MAX = 60_000
-# A child only sends outcomes, whose texts are capped: more than this is not a frame of ours.
+# A child only sends results, whose texts are capped: more than this is not a frame of ours.
 FRAME_PAYLOAD_BYTES_MAX = 256 * 2**20
 
 _PACKET = struct.Struct("!BQ")
-_ORDER = struct.Struct("!QBI")
+_JOB = struct.Struct("!QBI")
 _FRAME = struct.Struct("!IBQ")
 _WHEN = struct.Struct("!d")
 _ACCEPTED = struct.Struct("!IBQd")
 PACKET_HEADER_BYTES = _PACKET.size
-ORDER_HEADER_BYTES = _ORDER.size
-PACKET_BYTES_MAX = PACKET_HEADER_BYTES + ORDER_HEADER_BYTES + PACKET_PAYLOAD_BYTES_MAX
+JOB_HEADER_BYTES = _JOB.size
+PACKET_BYTES_MAX = PACKET_HEADER_BYTES + JOB_HEADER_BYTES + PACKET_PAYLOAD_BYTES_MAX
 
-ORDERS, MORE, LAST, VOID = 1, 2, 3, 4
+JOBS, MORE, LAST, VOID = 1, 2, 3, 4
 
 READY = 1  # the child is up
 ACCEPTED = 2  # payload: monotonic time
-FINISHED = 3  # payload: outcome
+FINISHED = 3  # payload: result
 FINISHED_LAST = 4  # the same, and the child leaves: it will accept nothing more
 
 
 class Link(NamedTuple):
     """One side's ends of everything that connects parent and child."""
 
-    orders: socket.socket
+    jobs: socket.socket
     results_fd: int
     bell_fd: int
     tokens_fd: int
@@ -70,18 +70,18 @@ class BrokenFrame(Exception):
         self.before = before
 
 
-def packet(orders: Iterable[tuple[int, bool, bytes]]) -> bytes:
-    """The packet that carries small orders: sequence number, whether to ring, bytes."""
-    pack, parts = _ORDER.pack, [b""]
-    for seq, rings, data in orders:
+def packet(jobs: Iterable[tuple[int, bool, bytes]]) -> bytes:
+    """The packet that carries small jobs: sequence number, whether to ring, bytes."""
+    pack, parts = _JOB.pack, [b""]
+    for seq, rings, data in jobs:
         parts.append(pack(seq, rings, len(data)))
         parts.append(data)
-    parts[0] = _PACKET.pack(ORDERS, len(parts) // 2)
+    parts[0] = _PACKET.pack(JOBS, len(parts) // 2)
     return b"".join(parts)
 
 
 def void(count: int) -> bytes:
-    """The packet that takes back the last `count` orders."""
+    """The packet that takes back the last `count` jobs."""
     return _PACKET.pack(VOID, count)
 
 
@@ -90,10 +90,10 @@ def is_void(packet: bytes) -> bool:
     return packet[0] == VOID
 
 
-def orders(packet: bytes) -> Iterator[tuple[int, bool, bytes]]:
-    """What an `ORDERS` packet carries."""
-    start, size, head = PACKET_HEADER_BYTES, len(packet), _ORDER.size
-    unpack = _ORDER.unpack_from
+def jobs(packet: bytes) -> Iterator[tuple[int, bool, bytes]]:
+    """What an `JOBS` packet carries."""
+    start, size, head = PACKET_HEADER_BYTES, len(packet), _JOB.size
+    unpack = _JOB.unpack_from
     while start < size:
         seq, rings, length = unpack(packet, start)
         begin = start + head
@@ -102,7 +102,7 @@ def orders(packet: bytes) -> Iterator[tuple[int, bool, bytes]]:
 
 
 def packets(seq: int, data: bytes) -> list[bytes]:
-    """The packets that carry an order that is too large for one."""
+    """The packets that carry a job that is too large for one."""
     size, view = PACKET_PAYLOAD_BYTES_MAX, memoryview(data)
     return [
         _PACKET.pack(LAST if start + size >= len(data) else MORE, seq) + view[start : start + size]
@@ -122,7 +122,7 @@ def frame(kind: int, seq: int, payload: bytes = b"") -> bytes:
 
 
 def accepted_frame(seq: int, when: float) -> bytes:
-    """The frame that claims an order."""
+    """The frame that claims a job."""
     return _ACCEPTED.pack(_WHEN.size, ACCEPTED, seq, when)
 
 

@@ -3,7 +3,7 @@
 See the package for the design. One lock guards all state. `submit` and `fill` write to children
 directly. What children send is read by the supervisor's thread, and watchers are called there; or,
 if the watchers have a loop (`PoolOptions.loop`), on the loop's thread, which saves a change of
-threads for every few orders. Everything else is done by the supervisor's thread.
+threads for every few jobs. Everything else is done by the supervisor's thread.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from umbel.worker.orders import Order, encode_order, portable
+from umbel.worker.jobs import Job, encode_job, portable
 from umbel.worker.pools.base import Pool, PoolClosed, PoolOptions, Submission, Watcher, notify
 from umbel.worker.pools.prefork.child import WorkItem
 from umbel.worker.pools.prefork.forker import check_platform
@@ -26,7 +26,7 @@ _TERMINATE_JOIN_S = 5.0
 
 
 class PreforkPool(Pool):
-    """Runs each order in one of `size` child processes."""
+    """Runs each job in one of `size` child processes."""
 
     name: ClassVar[str] = "prefork"
 
@@ -54,33 +54,33 @@ class PreforkPool(Pool):
 
     def submit(
         self,
-        order: Order,
+        job: Job,
         watcher: Watcher,
         soft_s: float | None,
         hard_s: float | None,
         expected_s: float | None = None,
     ) -> None:
-        """Send the order to a child with room, or queue it; `OrderError` if it cannot be sent."""
-        item = self._item(order, watcher, soft_s, hard_s, expected_s)
+        """Send the job to a child with room, or queue it; `JobError` if it cannot be sent."""
+        item = self._item(job, watcher, soft_s, hard_s, expected_s)
         with self._lock:
             if self._is_closed:
-                raise PoolClosed(f"order {order.id} came after the prefork pool was closed")
+                raise PoolClosed(f"job {job.id} came after the prefork pool was closed")
             self._supervisor.submit(item)
 
-    def fill(self, orders: Iterator[Submission]) -> None:
-        """Send to each child as many orders as it has room for, many in one packet."""
+    def fill(self, jobs: Iterator[Submission]) -> None:
+        """Send to each child as many jobs as it has room for, many in one packet."""
         unfit: list[tuple[Watcher, Exception]] = []
         with self._lock:
             if not self._is_closed:
-                self._supervisor.fill(self._items(orders, unfit))
+                self._supervisor.fill(self._items(jobs, unfit))
         for watcher, exc in unfit:
             notify(watcher.unfit, exc)
 
     def _items(
-        self, orders: Iterator[Submission], unfit: list[tuple[Watcher, Exception]]
+        self, jobs: Iterator[Submission], unfit: list[tuple[Watcher, Exception]]
     ) -> Iterator[WorkItem]:
         make = self._item
-        for one in orders:
+        for one in jobs:
             try:
                 item = make(*one)
             except Exception as exc:  # noqa: BLE001 - the watcher hears it
@@ -90,34 +90,34 @@ class PreforkPool(Pool):
 
     def _item(
         self,
-        order: Order,
+        job: Job,
         watcher: Watcher,
         soft_s: float | None,
         hard_s: float | None,
         expected_s: float | None,
     ) -> WorkItem:
         cost_s = LOAD_S if expected_s is None or expected_s > LOAD_S else expected_s
-        data = encode_order(order if order.decoded is None else portable(order))
+        data = encode_job(job if job.decoded is None else portable(job))
         bulky = len(data) > PACKET_PAYLOAD_BYTES_MAX
         seq = next(self._numbers)
-        return WorkItem(seq, order.id, watcher, soft_s, hard_s, cost_s, data, bulky)
+        return WorkItem(seq, job.id, watcher, soft_s, hard_s, cost_s, data, bulky)
 
     @property
     def _is_closed(self) -> bool:
         return self._supervisor.closing or self._supervisor.terminated
 
     def has_room(self) -> bool:
-        """Whether some child has so little to do that one more order would begin soon."""
+        """Whether some child has so little to do that one more job would begin soon."""
         with self._lock:
             return self._supervisor.has_room
 
     def recall(self) -> list[Watcher]:
-        """Take back every order that no child has begun."""
+        """Take back every job that no child has begun."""
         with self._lock:
             return [item.watcher for item in self._supervisor.recall()]
 
     def close_and_join(self, timeout_s: float | None) -> bool:
-        """Take no more orders; children leave when all orders have ended."""
+        """Take no more jobs; children leave when all jobs have ended."""
         with self._lock:
             self._supervisor.close()
         if self._thread.is_alive():
@@ -138,11 +138,11 @@ class PreforkPool(Pool):
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(_TERMINATE_JOIN_S)
 
-    def cancel(self, order_id: str, signum: int) -> bool:
-        """Signal the child that runs the order, or drop the order if it has not begun."""
+    def cancel(self, job_id: str, signum: int) -> bool:
+        """Signal the child that runs the job, or drop the job if it has not begun."""
         signal.Signals(signum)  # ValueError for a number that is no signal
         with self._lock:
-            return self._supervisor.cancel(order_id, signum)
+            return self._supervisor.cancel(job_id, signum)
 
     def grow(self, n: int) -> None:
         """Fork `n` more children."""
@@ -161,7 +161,7 @@ class PreforkPool(Pool):
             self._supervisor.wake()
 
     def restart(self) -> None:
-        """Replace every child, each when its present order has ended."""
+        """Replace every child, each when its present job has ended."""
         with self._lock:
             for child in self._supervisor.children.values():
                 if not child.leaving:

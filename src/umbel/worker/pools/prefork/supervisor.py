@@ -1,16 +1,16 @@
-"""The supervisor: starts the children of one pool, hands them orders, notices limits and deaths.
+"""The supervisor: starts the children of one pool, hands them jobs, notices limits and deaths.
 
 Its thread sleeps until a child dies or rings, a deadline passes, or another thread wakes it; then
 it forks what is missing, reads what children have sent, enforces limits and hands out what waits.
 Handing out follows these rules:
 
-- an order goes to a child that holds nothing, else to the one that has least to do, as long as that
-  is less than `LOAD_S` and fewer than `DEPTH` orders; in the order of arrival;
-- an order whose duration is unknown counts as `LOAD_S`: nothing is put behind it;
-- an order that a child has not begun may be taken back, and goes to the head of the queue;
-- no child is idle while another has orders to spare (`_level`);
-- before a child is signalled for one order, its others are taken back. If it then still holds
-  another, it has just read that one, so the order in question has ended: no signal is sent.
+- a job goes to a child that holds nothing, else to the one that has least to do, as long as that
+  is less than `LOAD_S` and fewer than `DEPTH` jobs; in the order of arrival;
+- a job whose duration is unknown counts as `LOAD_S`: nothing is put behind it;
+- a job that a child has not begun may be taken back, and goes to the head of the queue;
+- no child is idle while another has jobs to spare (`_level`);
+- before a child is signalled for one job, its others are taken back. If it then still holds
+  another, it has just read that one, so the job in question has ended: no signal is sent.
 
 Where watchers have a loop, bells ring there and `listen` runs on the loop's thread: the supervisor
 then reads only what no bell announced (see `child_loop`), or what a loop that stands still has not
@@ -32,28 +32,28 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import monotonic, sleep
 from typing import Any
 
-from umbel.worker.orders import decode_outcome
+from umbel.worker.jobs import decode_result
 from umbel.worker.pools.base import PoolOptions, logger, watcher_failed
 from umbel.worker.pools.prefork import child_loop, frames
 from umbel.worker.pools.prefork.child import Child, WorkItem
 from umbel.worker.pools.prefork.forker import Forker
 
 DEPTH = 64
-"""Orders per child, the running one included. More saves waits between short orders and wake-ups of
+"""Jobs per child, the running one included. More saves waits between short jobs and wake-ups of
 both sides; what a child has not begun can be taken back."""
 LOAD_S = 0.020
-"""Nothing is given to a child that has so much to do. More helps orders of this length, whose child
+"""Nothing is given to a child that has so much to do. More helps jobs of this length, whose child
 else waits a moment for the next one; less lets them begin in the order of their arrival."""
 LEVEL_S = 0.002
 """From a child that is through with all it holds in this time nothing is taken for an idle one."""
 
 _SWEEP_S = 0.5  # looking after children without a pidfd
-_RECHECK_S = 0.01  # an order over its limit that seems to have ended: its frame is on the way
-# This long after a child was heard it has begun an order unrung, or will ring for the next one.
+_RECHECK_S = 0.01  # a job over its limit that seems to have ended: its frame is on the way
+# This long after a child was heard it has begun a job unrung, or will ring for the next one.
 _LOOK_S = child_loop.QUIET_S + 0.012
 # A child that was not heard for this long is listened to when another one rings.
 _ALSO_S = child_loop.QUIET_S / 2
-# If it is found to have more orders than it runs the bells may be unheard: look again, less often.
+# If it is found to have more jobs than it runs the bells may be unheard: look again, less often.
 _LOOK_S_MAX = 0.5
 _NEVER = float("inf")
 
@@ -99,14 +99,14 @@ class Supervisor:
                 os.write(self._waker_fd, b"\0")
 
     def close(self) -> None:
-        """End when all orders have."""
+        """End when all jobs have."""
         self.closing = True
         if self._waker_fd >= 0 and self.bells_fd not in self._watched:
             self._watch(self.bells_fd, None, select.EPOLLIN)
         self.wake()
 
     def terminate(self, last_words: bool) -> list[Call]:
-        """Kill every child and drop all orders; no watcher is called any more.
+        """Kill every child and drop all jobs; no watcher is called any more.
 
         With `last_words`, returns the calls for what children had sent before.
         """
@@ -125,11 +125,11 @@ class Supervisor:
 
     @property
     def has_room(self) -> bool:
-        """Whether some child would begin one more order soon."""
+        """Whether some child would begin one more job soon."""
         return not self.queue and any(True for _ in self._open_children())
 
     def submit(self, item: WorkItem) -> None:
-        """Send the order to a child that has room, else queue it."""
+        """Send the job to a child that has room, else queue it."""
         if item.bulky:
             self.queue.append(item)
             self.wake()  # only the supervisor can wait for a socket to take more
@@ -155,22 +155,22 @@ class Supervisor:
         return items
 
     def dismiss(self, child: Child) -> None:
-        """Let the child exit when its present order has ended."""
+        """Let the child exit when its present job has ended."""
         self._reclaim(child)
         child.hang_up()
 
-    def cancel(self, order_id: str, signum: int) -> bool:
-        """End an order, wherever it is."""
+    def cancel(self, job_id: str, signum: int) -> bool:
+        """End a job, wherever it is."""
         found = False
         for child in self.children.values():
-            for item in [item for item in child.held.values() if item.order_id == order_id]:
+            for item in [item for item in child.held.values() if item.job_id == job_id]:
                 item.cancelled = signum
                 found = True
             if found:
                 self._signal_cancelled(child)
         kept: deque[WorkItem] = deque()
         for item in self.queue:
-            if item.order_id == order_id:
+            if item.job_id == job_id:
                 self._report(item.watcher.terminated, signum)
                 found = True
             else:
@@ -212,7 +212,7 @@ class Supervisor:
         return min(DEPTH, self._max_tasks - child.served)
 
     def _give(self, item: WorkItem) -> bool:
-        """Give the order to the child with the least to do; false if none has room."""
+        """Give the job to the child with the least to do; false if none has room."""
         chosen: Child | None = None
         for child in self._open_children():
             if not child.held:
@@ -237,7 +237,7 @@ class Supervisor:
             self._has_more(child)
 
     def _has_more(self, child: Child) -> None:
-        """The child holds orders that have not begun: it may begin one without ringing for it, or
+        """The child holds jobs that have not begun: it may begin one without ringing for it, or
         be kept from it for too long."""
         if child.look_at is not None:
             self._hasten(child.look_at)
@@ -271,7 +271,7 @@ class Supervisor:
                 child.hang_up()
 
     def _level(self) -> None:
-        """Give each idle child an order that another one holds in reserve."""
+        """Give each idle child a job that another one holds in reserve."""
         idle = sum(1 for child in self.children.values() if child.idle)
         while idle > 0:
             donor = max(self.children.values(), key=_spare_load)
@@ -289,7 +289,7 @@ class Supervisor:
         self._requeue(child.take_back(len(child.held)))
 
     def _requeue(self, items: Sequence[WorkItem]) -> None:
-        """Put orders that never began back to the head, in their order."""
+        """Put jobs that never began back to the head, in their order."""
         for item in reversed(items):
             if item.cancelled is not None:
                 self._report(item.watcher.terminated, item.cancelled)
@@ -363,13 +363,13 @@ class Supervisor:
                 if kind == frames.READY:
                     child.ready = True
                     continue
-                outcome = decode_outcome(content)  # what is none leaves the order where it is
+                result = decode_result(content)  # what is none leaves the job where it is
                 item = child.end(seq)
                 if item is begun:
-                    calls.append((item.watcher.ran, (pid, item.began, outcome)))
+                    calls.append((item.watcher.ran, (pid, item.began, result)))
                     begun = None
                 else:
-                    calls.append((item.watcher.finished, (outcome,)))
+                    calls.append((item.watcher.finished, (result,)))
                 if kind == frames.FINISHED_LAST:
                     child.leaving = True
                     self._requeue(child.let_go())
@@ -379,10 +379,10 @@ class Supervisor:
         if child.started_any:
             self._forker.thrives()
 
-    # -- limits and cancelled orders -----------------------------------------------------
+    # -- limits and cancelled jobs -----------------------------------------------------
 
     def _attend(self, child: Child, item: WorkItem) -> None:
-        """An order has begun that has limits, or was cancelled meanwhile."""
+        """A job has begun that has limits, or was cancelled meanwhile."""
         if item.cancelled is not None:
             self._signal_cancelled(child)
         for due in (item.soft_at, item.hard_at):
@@ -390,7 +390,7 @@ class Supervisor:
                 self._hasten(due)
 
     def _signal_cancelled(self, child: Child) -> None:
-        """Signal the child if the order that it runs was cancelled, once."""
+        """Signal the child if the job that it runs was cancelled, once."""
         if any(item.cancelled is not None for item in child.held.values()):
             self._reclaim(child)
         item = child.running
@@ -417,7 +417,7 @@ class Supervisor:
             item.hard_at = None if killed else now + _RECHECK_S
 
     def _kill_for_limit(self, child: Child, item: WorkItem) -> bool:
-        """Kill the child for the order that it runs; False when that seems to have ended."""
+        """Kill the child for the job that it runs; False when that seems to have ended."""
         self._reclaim(child)
         if child.running is not item or len(child.held) > 1:
             return False
@@ -529,7 +529,7 @@ class Supervisor:
             child.write_on()
 
     def _look_after(self, child: Child, now: float) -> None:
-        """Limits of the order that it runs, its start, and its end where there is no pidfd."""
+        """Limits of the job that it runs, its start, and its end where there is no pidfd."""
         if child.look_at is not None and child.unbegun and now >= child.look_at:
             # It may have sent something without ringing, or rung to a loop that does not listen.
             self._listen(child)
@@ -556,7 +556,7 @@ class Supervisor:
             self._enforce_limits(child, item, now)
 
     def _reap(self, child: Child) -> bool:
-        """Settle what the child held if it is dead: one order may have begun, the others go on."""
+        """Settle what the child held if it is dead: one job may have begun, the others go on."""
         reason = child.reap()
         if reason is None:
             return False

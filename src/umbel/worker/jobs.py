@@ -1,14 +1,14 @@
 """What crosses into a pool and what comes back: plain values, so that a process can carry them.
 
-An `Order` is one message to execute, still encoded: the side that runs the task decodes the body,
-so that a process pool moves bytes and never objects. An `Outcome` is what the consumer has to
+An `Job` is one message to execute, still encoded: the side that runs the task decodes the body,
+so that a process pool moves bytes and never objects. An `JobResult` is what the consumer has to
 know to settle the message and to send events; results themselves go to the result backend from
 where the task ran.
 
 Both travel between processes as msgpack, never pickle. msgpack has no integers above 64 bits, no
 lone surrogates, and no dates, decimals and the like (msgspec would write them as text). Headers and
-stamps may hold all of these, so such values are wrapped in extension types. An order that still
-cannot be encoded (an object of no plain type) is refused with `OrderError` before it is taken.
+stamps may hold all of these, so such values are wrapped in extension types. A job that still
+cannot be encoded (an object of no plain type) is refused with `JobError` before it is taken.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _EXT_TEXT = 2
 _EXT_JSON = 3
 _RICH = (datetime, date, time, Decimal, UUID)
 _PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
-_OUTCOME_TEXTS = ("state", "text", "traceback", "detail")
+_RESULT_TEXTS = ("state", "text", "traceback", "detail")
 
 
-class Order(msgspec.Struct, array_like=True, gc=False):
+class Job(msgspec.Struct, array_like=True, gc=False):
     """One message to execute.
 
     `headers` are the caller's own where `header` holds the protocol's, else all of them.
-    `clock` is that of the order itself: what the task sends comes after it. `told` says whether
+    `clock` is that of the job itself: what the task sends comes after it. `told` says whether
     anybody wants the text of its result, `measured` whether anybody wants to know what it took.
     `decoded` is set when the body had to be decoded on receipt (protocol 1), and not carried to
     another process: dates, decimals and ids would arrive there as text.
@@ -76,8 +76,8 @@ class Order(msgspec.Struct, array_like=True, gc=False):
         return {"reply_to": self.reply_to, "correlation_id": self.correlation_id}
 
 
-class Outcome(msgspec.Struct, array_like=True, gc=False):
-    """How an order ended: `text` is the repr of the result or of the exception.
+class JobResult(msgspec.Struct, array_like=True, gc=False):
+    """How a job ended: `text` is the repr of the result or of the exception.
 
     `clock` is that of the side that ran it, at the end; of a retry, before it was sent. The last
     three are for events: what it took, where that was measured, and the task that ends its chord.
@@ -95,53 +95,53 @@ class Outcome(msgspec.Struct, array_like=True, gc=False):
     chord_id: str | None = None
 
 
-class OrderError(ValueError):
-    """An order holds something that cannot be handed to another process."""
+class JobError(ValueError):
+    """A job holds something that cannot be handed to another process."""
 
 
-def encode_order(order: Order) -> bytes:
-    """The order as msgpack; raises `OrderError`, naming the order, when that is impossible."""
-    header = order.header
-    if _all_plain(order.headers) and (header is None or _all_plain(header.stamps)):
+def encode_job(job: Job) -> bytes:
+    """The job as msgpack; raises `JobError`, naming the job, when that is impossible."""
+    header = job.header
+    if _all_plain(job.headers) and (header is None or _all_plain(header.stamps)):
         try:
-            return _encoder.encode(order)
+            return _encoder.encode(job)
         except (OverflowError, UnicodeEncodeError):
             pass
         except (TypeError, ValueError, RecursionError) as exc:
-            raise _refused(order, exc) from exc
+            raise _refused(job, exc) from exc
     try:
-        return _encoder.encode(_wrapped(msgspec.to_builtins(order, builtin_types=(bytes, *_RICH))))
+        return _encoder.encode(_wrapped(msgspec.to_builtins(job, builtin_types=(bytes, *_RICH))))
     except (TypeError, ValueError, OverflowError, RecursionError) as exc:
-        raise _refused(order, exc) from exc
+        raise _refused(job, exc) from exc
 
 
-def portable(order: Order) -> Order:
-    """The order as another process gets it: what was decoded here is decoded there again."""
-    return order if order.decoded is None else msgspec.structs.replace(order, decoded=None)
+def portable(job: Job) -> Job:
+    """The job as another process gets it: what was decoded here is decoded there again."""
+    return job if job.decoded is None else msgspec.structs.replace(job, decoded=None)
 
 
-def decode_order(data: bytes | memoryview) -> Order:
-    """The inverse of `encode_order`."""
-    return _order_decoder.decode(data)
+def decode_job(data: bytes | memoryview) -> Job:
+    """The inverse of `encode_job`."""
+    return _job_decoder.decode(data)
 
 
-def encode_outcome(outcome: Outcome) -> bytes:
-    """The outcome as msgpack; lone surrogates in its texts become question marks."""
+def encode_result(result: JobResult) -> bytes:
+    """The result as msgpack; lone surrogates in its texts become question marks."""
     try:
-        return _encoder.encode(outcome)
+        return _encoder.encode(result)
     except UnicodeEncodeError:
-        texts = {name: _printable(getattr(outcome, name)) for name in _OUTCOME_TEXTS}
-        return _encoder.encode(msgspec.structs.replace(outcome, **texts))
+        texts = {name: _printable(getattr(result, name)) for name in _RESULT_TEXTS}
+        return _encoder.encode(msgspec.structs.replace(result, **texts))
 
 
-def decode_outcome(data: bytes | memoryview) -> Outcome:
-    """The inverse of `encode_outcome`."""
-    return _outcome_decoder.decode(data)
+def decode_result(data: bytes | memoryview) -> JobResult:
+    """The inverse of `encode_result`."""
+    return _result_decoder.decode(data)
 
 
-def _refused(order: Order, exc: BaseException) -> OrderError:
-    return OrderError(
-        f"order {order.id} of task {order.task!r} cannot be handed to another process: {exc}; "
+def _refused(job: Job, exc: BaseException) -> JobError:
+    return JobError(
+        f"job {job.id} of task {job.task!r} cannot be handed to another process: {exc}; "
         "headers and properties may hold plain values only"
     )
 
@@ -183,5 +183,5 @@ def _printable(text: str) -> str:
 
 
 _encoder = msgspec.msgpack.Encoder()
-_order_decoder = msgspec.msgpack.Decoder(Order, ext_hook=_unwrapped)
-_outcome_decoder = msgspec.msgpack.Decoder(Outcome)
+_job_decoder = msgspec.msgpack.Decoder(Job, ext_hook=_unwrapped)
+_result_decoder = msgspec.msgpack.Decoder(JobResult)
