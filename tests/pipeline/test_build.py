@@ -155,7 +155,11 @@ def test_increments_with_kills_between_all_steps_give_the_same_tables(
         ].values()
         for one in table["files"]
     }
-    there = {str(path.relative_to(tables)) for path in tables.rglob("*.parquet")}
+    there = {
+        str(path.relative_to(tables))
+        for path in tables.rglob("*.parquet")
+        if "_delta_log" not in path.parts  # has checkpoints, in longer runs
+    }
     assert there == named, "what no index names is removed"
     written = [path for path in tables.rglob("*") if "_delta_log" not in path.parts]
     assert any(path.name.endswith(".crc") for path in written), "Spark writes these files"
