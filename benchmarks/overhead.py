@@ -110,8 +110,8 @@ def run_celery(tasks: int, *, events: bool) -> None:
 def run_umbel(tasks: int, *, events: bool) -> None:
     """Umbel's worker."""
     from umbel import Umbel
-    from umbel.worker.options import WorkerOptions
-    from umbel.worker.worker import Worker
+    from umbel.worker.runtime.options import WorkerOptions
+    from umbel.worker.runtime.worker import Worker
 
     app = Umbel("bench", broker="memory://", backend="disabled://")
     task = app.task(name="noop", ignore_result=True)(counter(tasks))

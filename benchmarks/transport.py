@@ -22,7 +22,7 @@ import redis
 from kombu import Connection, Consumer, Queue
 
 from tests.servers import RedisServer
-from umbel.broker.connections import connect
+from umbel.broker.sessions.connections import connect
 
 REQUIRED_RATIO = 20.0
 WINDOWS = (4, 16, 64, 256)

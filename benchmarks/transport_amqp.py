@@ -24,9 +24,9 @@ from typing import Any, Self
 from kombu import Connection, Consumer, Producer, Queue
 
 from tests.servers import RabbitMQServer
-from umbel.broker import connections
 from umbel.broker.amqp.batches import publish, publish_one
-from umbel.broker.batches import Parcel
+from umbel.broker.sessions import connections
+from umbel.broker.tasks.batches import Parcel
 
 WINDOWS = (64, 256)
 KINDS = ("umbel", "pyamqp")

@@ -11,12 +11,12 @@ import redis
 
 from tests.servers import wait_until
 from tests.workers import Program
-from umbel.broker import embedded
+from umbel.broker.embedded import server as embedded
 
 USER = """
 import sys
 from pathlib import Path
-from umbel.broker import embedded
+from umbel.broker.embedded import server as embedded
 lease = embedded.join(Path(sys.argv[1]))
 print("joined", lease.socket_path, flush=True)
 sys.stdin.read() if len(sys.argv) < 3 else exec(sys.argv[2])

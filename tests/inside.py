@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 from tests.servers import wait_until
 from umbel import Umbel
-from umbel.worker.loops import synloop
-from umbel.worker.options import WorkerOptions
-from umbel.worker.worker import Worker
+from umbel.worker.runtime.loops import synloop
+from umbel.worker.runtime.options import WorkerOptions
+from umbel.worker.runtime.worker import Worker
 
 T = TypeVar("T")
 WAIT_S = 20.0

@@ -15,9 +15,9 @@ import sys
 import threading
 from typing import Any
 
-from umbel.broker.batches import Parcel
-from umbel.broker.connections import connect
-from umbel.broker.registers import Register, register_for
+from umbel.broker.registers.register import Register, register_for
+from umbel.broker.sessions.connections import connect
+from umbel.broker.tasks.batches import Parcel
 
 QUEUE = "jobs"
 WAIT_S = 60.0

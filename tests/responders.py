@@ -17,9 +17,9 @@ from kombu import Consumer
 from tests.servers import wait_until
 from umbel import Umbel
 from umbel.app.control.mailbox import mailboxes_for
-from umbel.broker.connections import hang_up
-from umbel.broker.mailboxes import bind, take_away
-from umbel.broker.replies import publish_reply
+from umbel.broker.broadcast.mailboxes import bind, take_away
+from umbel.broker.broadcast.replies import publish_reply
+from umbel.broker.sessions.connections import hang_up
 from umbel.wire.control import Request, is_for, read_request
 
 SILENCE = object()

@@ -14,8 +14,8 @@ from typing import Any
 from kombu import Connection, Consumer, Queue
 
 from tests.servers import wait_until
-from umbel.broker.connections import connect
-from umbel.broker.lengths import lengths_of
+from umbel.broker.sessions.connections import connect
+from umbel.broker.tasks.lengths import lengths_of
 
 # As long as nothing in a test takes; several seconds where it is to be waited for.
 WAIT_S = 20.0

@@ -26,10 +26,10 @@ _EXPORTS = {
     "xstarmap": "umbel.app.canvas",
     "chunks": "umbel.app.canvas",
     "AsyncResult": "umbel.app.results",
-    "ConnectionBlocked": "umbel.broker.errors",
+    "ConnectionBlocked": "umbel.broker.sessions.errors",
     "GroupResult": "umbel.app.results",
-    "Nacked": "umbel.broker.errors",
-    "Unroutable": "umbel.broker.errors",
+    "Nacked": "umbel.broker.sessions.errors",
+    "Unroutable": "umbel.broker.sessions.errors",
 }
 
 __all__ = [
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from umbel.app.shared import shared_task
     from umbel.app.task import Task
     from umbel.app.umbel import Umbel
-    from umbel.broker.errors import ConnectionBlocked, Nacked, Unroutable
+    from umbel.broker.sessions.errors import ConnectionBlocked, Nacked, Unroutable
 
 
 def __getattr__(name: str) -> Any:

@@ -16,7 +16,7 @@ from tests.servers import RabbitMQServer, RedisServer
 from tests.sites import Site
 from tests.workers import WorkerProcess
 from umbel import Umbel
-from umbel.broker import embedded
+from umbel.broker.embedded import server as embedded
 
 
 @pytest.fixture

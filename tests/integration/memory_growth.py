@@ -15,8 +15,8 @@ import threading
 from pathlib import Path
 
 from umbel import Umbel
-from umbel.worker.options import WorkerOptions
-from umbel.worker.worker import Worker
+from umbel.worker.runtime.options import WorkerOptions
+from umbel.worker.runtime.worker import Worker
 
 PORTION = 500
 

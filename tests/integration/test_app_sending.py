@@ -26,8 +26,8 @@ from tests.servers import RabbitMQServer, RedisServer, free_port, wait_until
 from tests.unit.app.pump import messages
 from umbel import Umbel
 from umbel.app.routes import direct_queue
-from umbel.worker.options import WorkerOptions
-from umbel.worker.worker import Worker
+from umbel.worker.runtime.options import WorkerOptions
+from umbel.worker.runtime.worker import Worker
 
 # -- outages -------------------------------------------------------------------------------
 

@@ -16,8 +16,8 @@ import pytest
 from tests.servers import RedisServer, wait_until
 from umbel import Task, Umbel, chain, chord, group
 from umbel.exceptions import Ignore, MaxRetriesExceededError, Reject
-from umbel.worker.options import WorkerOptions
-from umbel.worker.worker import Worker
+from umbel.worker.runtime.options import WorkerOptions
+from umbel.worker.runtime.worker import Worker
 
 runs: defaultdict[str, list[Any]] = defaultdict(list)
 gates: defaultdict[str, threading.Event] = defaultdict(threading.Event)

@@ -18,7 +18,7 @@ from tests.messages import written
 from tests.servers import RedisServer
 from umbel import Umbel
 from umbel.app.publish import BatchNotSent, RetryPolicy
-from umbel.broker import outlets
+from umbel.broker.tasks import outlets
 
 
 def commands(client: redis.Redis) -> Counter[str]:

@@ -23,7 +23,7 @@ from tests.sizes import size
 from umbel import Umbel
 from umbel.app.results import AsyncResult
 from umbel.cluster.backoff import Backoff
-from umbel.worker import consumer as consuming
+from umbel.worker.runtime import consumer as consuming
 
 BREAKS = size(8, 50)
 DESCRIPTORS = Path("/proc/self/fd")

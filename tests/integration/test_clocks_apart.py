@@ -16,7 +16,7 @@ from tests.servers import wait_until
 from tests.sites import QUEUE, Site
 from tests.workers import ROOT, Program, WorkerProcess
 from umbel.wire.packs import unpacked_lives
-from umbel.worker.panel import EXPIRED_GRACE_S
+from umbel.worker.control.panel import EXPIRED_GRACE_S
 
 HOURS_2 = 7_200.0
 LIFE_S = 10_800.0

@@ -15,9 +15,9 @@ from tests.servers import RedisServer, free_port, wait_until
 from tests.sites import Site
 from umbel import Umbel
 from umbel.cluster.backoff import Backoff
-from umbel.worker import consumer
 from umbel.worker.blueprint import Step
-from umbel.worker.errors import BrokerUnreachable
+from umbel.worker.runtime import consumer
+from umbel.worker.runtime.errors import BrokerUnreachable
 
 
 @pytest.mark.parametrize(

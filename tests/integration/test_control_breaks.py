@@ -15,8 +15,8 @@ from tests.servers import RabbitMQServer, RedisServer, wait_until
 from tests.sites import Site
 from umbel import Umbel
 from umbel.cluster.backoff import Backoff
-from umbel.worker import consumer as consumer_module
-from umbel.worker.pidbox import OwnPidbox, Pidbox, ThreadPidbox
+from umbel.worker.control.pidbox import OwnPidbox, Pidbox, ThreadPidbox
+from umbel.worker.runtime import consumer as consumer_module
 
 NAME = "inside@test"
 BREAKS, FAILURES = 20, 200

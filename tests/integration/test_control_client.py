@@ -26,9 +26,9 @@ from tests.workers import Program
 from umbel import Umbel
 from umbel.app.control import collector
 from umbel.app.control.mailbox import mailboxes_for
-from umbel.broker import reply_lists
-from umbel.broker.embedded import EMBEDDED_URL
-from umbel.broker.replies import open_inbox, publish_reply
+from umbel.broker.broadcast import reply_lists
+from umbel.broker.broadcast.replies import open_inbox, publish_reply
+from umbel.broker.embedded.server import EMBEDDED_URL
 from umbel.wire.control import (
     ReplyTo,
     Request,

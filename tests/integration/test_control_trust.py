@@ -141,7 +141,7 @@ def test_rubbish_on_the_control_exchange_harms_nobody(
 ASKS = """
     import sys
     from umbel import Umbel
-    from umbel.broker import reply_lists
+    from umbel.broker.broadcast import reply_lists
 
     reply_lists.TABLE_EXPIRES_S = 1.0  # ten in earnest
     app = Umbel("killed", broker=sys.argv[1], control_queue_expires=1.0)

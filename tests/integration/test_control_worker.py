@@ -9,8 +9,8 @@ import pytest
 from tests.ears import Ears
 from tests.integration.commanded import Start, Tasks, silent, tell
 from tests.servers import RabbitMQServer, wait_until
-from umbel.worker import autoscale
-from umbel.worker.steps import autoscaler as autoscaler_step
+from umbel.worker.runtime import autoscale
+from umbel.worker.runtime.steps import autoscaler as autoscaler_step
 
 
 def test_task_events_are_switched_on_and_off(

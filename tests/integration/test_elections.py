@@ -24,7 +24,7 @@ from tests.sizes import FULL, size
 from tests.workers import Program, WorkerProcess, run_umbel
 from umbel.app.events.publisher import event_exchange
 from umbel.app.results import AsyncResult
-from umbel.broker.registers import register_for
+from umbel.broker.registers.register import register_for
 from umbel.cluster.election_words import node_of
 from umbel.wire.events import OWN_EXCHANGE
 

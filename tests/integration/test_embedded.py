@@ -29,7 +29,7 @@ from tests.embedding import (
 )
 from tests.servers import wait_until
 from tests.workers import Program
-from umbel.broker import embedded
+from umbel.broker.embedded import server as embedded
 from umbel.exceptions import ImproperlyConfigured
 
 Start = Callable[..., Program]
@@ -213,7 +213,8 @@ def test_threads_that_race_share_one_hold(home: Path) -> None:
 
 def test_it_can_be_joined_under_gevent(home: Path, start: Start) -> None:
     source = (
-        "from umbel.broker import embedded\n"  # even when it was imported too early
+        # Even when it was imported too early.
+        "from umbel.broker.embedded import server as embedded\n"
         "from gevent import monkey; monkey.patch_all()\n"
         "import gevent, sys; from pathlib import Path\n"
         "jobs = [gevent.spawn(embedded.join, Path(sys.argv[1])) for _ in range(4)]\n"
@@ -331,7 +332,7 @@ def test_a_directory_of_somebody_else_is_refused() -> None:
     source = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from umbel.broker import embedded\n"
+        "from umbel.broker.embedded import server as embedded\n"
         "os.seteuid(65534)\n"
         "embedded.join(Path(sys.argv[1]))\n"
     )

@@ -13,7 +13,8 @@ import pytest
 
 from tests.embedding import USER, client, server_pid, wait_until_stopped
 from tests.workers import Program, run_umbel
-from umbel.broker import embedded, embedded_program
+from umbel.broker.embedded import program as embedded_program
+from umbel.broker.embedded import server as embedded
 from umbel.exceptions import ImproperlyConfigured
 
 Start = Callable[..., Program]

@@ -19,7 +19,10 @@ from tests.pages import blocks
 from tests.servers import wait_until
 from tests.workers import Program
 from umbel import Umbel
-from umbel.broker import connections, embedded, embedded_keeper, embedded_program
+from umbel.broker.embedded import keeper as embedded_keeper
+from umbel.broker.embedded import program as embedded_program
+from umbel.broker.embedded import server as embedded
+from umbel.broker.sessions import connections
 from umbel.exceptions import ImproperlyConfigured
 
 Start = Callable[..., Program]
@@ -27,7 +30,10 @@ Start = Callable[..., Program]
 APP = "tests.probe_app"
 # As if the process had been killed in the middle of a write.
 HALF_A_COMMAND = b'*3\r\n$5\r\nLPUSH\r\n$6\r\ncelery\r\n$4000\r\n{"bo'
-JOIN_OLD = "from umbel.broker import embedded\nembedded.server_program = lambda named: {old!r}\n"
+JOIN_OLD = (
+    "from umbel.broker.embedded import server as embedded\n"
+    "embedded.server_program = lambda named: {old!r}\n"
+)
 
 
 class OldServer:

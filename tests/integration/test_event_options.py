@@ -20,8 +20,8 @@ from umbel import Umbel
 from umbel.app.events.publisher import event_exchange
 from umbel.app.events.receiver import Receiver
 from umbel.app.events.state import State
-from umbel.broker.connections import connect
-from umbel.broker.listening import Listener
+from umbel.broker.broadcast.listening import Listener
+from umbel.broker.sessions.connections import connect
 from umbel.recorder.sources import source_for
 
 WAIT_S = 20.0

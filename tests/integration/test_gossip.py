@@ -18,7 +18,7 @@ from tests.sites import Site
 from tests.strangers import Stranger
 from umbel.app.events.publisher import event_exchange
 from umbel.cluster.membership import GRACE_S, NODES_MAX
-from umbel.worker.worker import Worker
+from umbel.worker.runtime.worker import Worker
 
 BEAT_S = 1.0
 QUICK = {"worker_heartbeat_interval": BEAT_S, "worker_gossip_interval": 0.25}

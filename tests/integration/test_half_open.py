@@ -20,10 +20,10 @@ from tests.inside import Inside
 from tests.proxy import Proxy
 from tests.servers import RedisServer, wait_until
 from umbel import Umbel
-from umbel.broker.probes import Probe
-from umbel.worker.counters import Counters
-from umbel.worker.errors import ConnectionFailed
-from umbel.worker.watchdog import LOOKS, questioning
+from umbel.broker.sessions.probes import Probe
+from umbel.worker.runtime.counters import Counters
+from umbel.worker.runtime.errors import ConnectionFailed
+from umbel.worker.runtime.watchdog import LOOKS, questioning
 
 HEARTBEAT_S = 2.0
 # RabbitMQ takes a silent client for dead after two to three heartbeats, and only then gives what

@@ -14,7 +14,7 @@ import pytest
 from tests.inside import Inside, Times, percentile
 from tests.servers import wait_until
 from umbel import Umbel
-from umbel.worker.loops import BUSY_TURN_S
+from umbel.worker.runtime.loops import BUSY_TURN_S
 
 LOOPS = ["asynloop", "synloop"]
 

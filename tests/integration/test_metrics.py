@@ -17,7 +17,7 @@ from tests.servers import wait_until
 from tests.sites import APP, Site
 from tests.workers import WorkerProcess, run_umbel
 from umbel import Umbel
-from umbel.worker.metrics import PAGE_AGE_MIN_S, Metrics
+from umbel.worker.observe.metrics import PAGE_AGE_MIN_S, Metrics
 
 POOLS = ["prefork", "threads", "gevent", "asyncio", "solo"]
 

@@ -26,7 +26,7 @@ from tests.unit.worker.parts import idle_worker
 from tests.workers import ROOT, Program, WorkerProcess
 from umbel import Umbel
 from umbel.cluster import mingle
-from umbel.worker.worker import Worker
+from umbel.worker.runtime.worker import Worker
 
 # Far below the window of a second; a busy machine takes some of it.
 EARLY_S = 0.8

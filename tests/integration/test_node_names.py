@@ -21,9 +21,9 @@ from tests.servers import RabbitMQServer, RedisServer, wait_until
 from tests.sites import Site
 from tests.workers import READY, Program
 from umbel import Umbel
-from umbel.broker import names
-from umbel.broker.embedded import EMBEDDED_URL
-from umbel.worker.steps import connection as connection_step
+from umbel.broker.embedded.server import EMBEDDED_URL
+from umbel.broker.sessions import names
+from umbel.worker.runtime.steps import connection as connection_step
 
 TWIN = "twin@test"
 NAME = "inside@test"

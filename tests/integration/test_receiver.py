@@ -24,7 +24,7 @@ from tests.servers import RabbitMQServer, RedisServer, wait_until
 from umbel import Umbel
 from umbel.app.events.publisher import event_exchange, publish_events
 from umbel.app.events.receiver import WAITING_MAX, Receiver, StopCapture
-from umbel.broker import connections
+from umbel.broker.sessions import connections
 from umbel.exceptions import ImproperlyConfigured
 from umbel.wire.events import encode
 

@@ -26,13 +26,14 @@ from tests.racers import QUEUE, election_ids, parcel_for, race_threads
 from tests.servers import RabbitMQServer, RedisServer, free_port, wait_until
 from tests.sizes import size
 from tests.workers import Program
-from umbel.broker import claims, registers_amqp
 from umbel.broker.amqp import bounded
-from umbel.broker.batches import Parcel, publish_one
-from umbel.broker.claims import Claim, Register
-from umbel.broker.connections import connect
-from umbel.broker.embedded import EMBEDDED_URL
-from umbel.broker.registers import MemoryRegister, register_for
+from umbel.broker.embedded.server import EMBEDDED_URL
+from umbel.broker.registers import amqp as registers_amqp
+from umbel.broker.registers import claims
+from umbel.broker.registers.claims import Claim, Register
+from umbel.broker.registers.register import MemoryRegister, register_for
+from umbel.broker.sessions.connections import connect
+from umbel.broker.tasks.batches import Parcel, publish_one
 
 PROCESSES, IDS = 50, size(40, 200)
 LONG_S = 20.0
@@ -706,7 +707,7 @@ def test_on_rabbitmq_a_broker_that_reads_late_gets_no_message_twice(
 def test_in_memory_only_so_many_registers_are_kept(
     memory_place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("umbel.broker.registers.ENTRIES_MAX", 3)
+    monkeypatch.setattr("umbel.broker.registers.register.ENTRIES_MAX", 3)
     now = [0.0]
     register = MemoryRegister(memory_place.connection, clock=lambda: now[0])
     monkeypatch.setattr(register._entries, "held", {})

@@ -20,7 +20,7 @@ from tests.sites import APP, Site
 from tests.workers import WorkerProcess
 from umbel.app.results import AsyncResult
 from umbel.exceptions import TaskRevokedError
-from umbel.worker.delivery_driver import TaskDelivery
+from umbel.worker.runtime.delivery_driver import TaskDelivery
 
 # Nobody tells a worker what it has missed, and on Redis a dead one's messages come back soon.
 ALONE = ("--without-mingle", "--without-gossip")

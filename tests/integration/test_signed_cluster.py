@@ -19,7 +19,7 @@ from tests.unit.worker.parts import idle_worker
 from umbel import Umbel
 from umbel.wire.control import Request, write_request
 from umbel.wire.signing import sign
-from umbel.worker.worker import Worker
+from umbel.worker.runtime.worker import Worker
 
 KEY = "sixteen bytes, or more of them"
 REQUIRED = {"control_signing": "required", "control_signing_key": KEY}

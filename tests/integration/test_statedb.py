@@ -20,7 +20,7 @@ from tests.workers import Program, WorkerProcess, run_umbel
 from umbel import Umbel
 from umbel.cluster.clock import Clock
 from umbel.cluster.revocations import Revocations
-from umbel.worker.statedb import StateDB
+from umbel.worker.runtime.statedb import StateDB
 
 Start = Callable[..., Program]
 
@@ -49,7 +49,7 @@ def script(start: Start, path: Path, text: str) -> Program:
     """A program that has opened the state file at `path` as `statedb`."""
     head = f"""
         import os, sys, time, uuid
-        from umbel.worker.statedb import StateDB
+        from umbel.worker.runtime.statedb import StateDB
         statedb = StateDB.open({str(path)!r})
         def save(key):
             statedb.save_revoked([("task", key, time.time(), time.time() + 999)])

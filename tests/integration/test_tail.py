@@ -10,10 +10,10 @@ import pytest
 from kombu import Connection, Consumer, Queue
 
 from tests.servers import RabbitMQServer, wait_until
-from umbel.broker import tail
-from umbel.broker.connections import connect
-from umbel.broker.tail import Copier, copy_of, sibling
-from umbel.broker.task_channel import task_channel
+from umbel.broker.sessions.connections import connect
+from umbel.broker.tasks import tail
+from umbel.broker.tasks.tail import Copier, copy_of, sibling
+from umbel.broker.tasks.task_channel import task_channel
 
 PROPERTIES = {
     "priority": 4,

@@ -11,7 +11,7 @@ import pytest
 from tests.servers import wait_until
 from tests.transports import REDIS_ROWS, WAIT_S, Desk, Row
 from umbel.broker.redis.ledger import Ledger
-from umbel.broker.task_channel import put_back, task_channel
+from umbel.broker.tasks.task_channel import put_back, task_channel
 
 ROWS = [
     Row("memory", "memory_url"),

@@ -20,8 +20,8 @@ from tests.inside import Inside
 from tests.servers import wait_until
 from tests.transports import REDIS_KOMBU, REDIS_ROWS, REDIS_UMBEL, ROWS, WAIT_S, Desk, Row
 from umbel import Umbel
-from umbel.broker.lengths import lengths_of
-from umbel.broker.task_channel import put_back, task_channel
+from umbel.broker.tasks.lengths import lengths_of
+from umbel.broker.tasks.task_channel import put_back, task_channel
 
 Make = Callable[..., Desk]
 

@@ -27,10 +27,10 @@ from kombu import Connection, Consumer, Exchange, Producer, Queue
 from tests.proxy import Proxy
 from tests.servers import RabbitMQServer, wait_until
 from tests.sizes import size
-from umbel.broker import connections
 from umbel.broker.amqp.batches import Nacked, Unroutable, publish, publish_one
 from umbel.broker.amqp.channel import ACKS_MAX, BufferedChannel
-from umbel.broker.batches import Parcel
+from umbel.broker.sessions import connections
+from umbel.broker.tasks.batches import Parcel
 
 LONG_S = 20.0
 OURS = "umbel"

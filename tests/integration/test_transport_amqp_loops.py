@@ -25,10 +25,10 @@ from kombu import Connection, Consumer, Queue
 from kombu.asynchronous import Hub
 
 from tests.servers import wait_until
-from umbel.broker import connections
 from umbel.broker.amqp.batches import publish
 from umbel.broker.amqp.connection import EVENTS_MAX
-from umbel.broker.batches import Parcel
+from umbel.broker.sessions import connections
+from umbel.broker.tasks.batches import Parcel
 
 LONG_S = 20.0
 
@@ -324,7 +324,7 @@ GEVENT = """
 from gevent import monkey; monkey.patch_all()
 import sys, time, gevent
 from kombu import Consumer, Queue
-from umbel.broker import connections
+from umbel.broker.sessions import connections
 from umbel.broker.amqp.connection import BufferedConnection
 
 turns = 0

@@ -13,8 +13,8 @@ import pytest
 from tests.inside import Inside
 from tests.servers import RabbitMQServer, wait_until
 from umbel import Umbel
-from umbel.broker import connections
 from umbel.broker.amqp.connection import BufferedConnection
+from umbel.broker.sessions import connections
 
 LONG_S = 30.0
 COUNT = 300

@@ -16,7 +16,7 @@ from tests.servers import wait_until
 from tests.sites import Site
 from tests.transports import REDIS_ROWS, REDIS_UMBEL, Desk, Row
 from umbel.broker import server_time as clock
-from umbel.broker.task_channel import task_channel
+from umbel.broker.tasks.task_channel import task_channel
 
 SHIFT_S = 7_200.0
 LEASE_S = 2.0

@@ -1,6 +1,6 @@
 """Bad input: each kind has its documented outcome, the worker goes on, nothing else is lost.
 
-The outcomes are those of the table in `umbel.worker.strategy`. Damage of two kinds is told
+The outcomes are those of the table in `umbel.worker.runtime.strategy`. Damage of two kinds is told
 apart: messages that the transport can read and the worker must answer, and rubbish in a Redis
 list on which the transport itself fails.
 """

@@ -15,8 +15,8 @@ from kombu.utils.json import dumps, loads
 
 from umbel.app.calls import prepare
 from umbel.app.umbel import Umbel
-from umbel.broker.batches import Parcel
-from umbel.broker.envelopes import envelope
+from umbel.broker.tasks.batches import Parcel
+from umbel.broker.tasks.envelopes import envelope
 from umbel.wire.outgoing import Letterhead
 
 texts = st.text(max_size=12)

@@ -24,7 +24,7 @@ from umbel.exceptions import Ignore
 from umbel.wire import control, events
 from umbel.wire.content import EncodeError, accept_set, decode, encode
 from umbel.wire.tasks import TaskHeader
-from umbel.worker.jobs import Job, decode_job, encode_job
+from umbel.worker.execution.jobs import Job, decode_job, encode_job
 
 ALL = accept_set(SERIALIZERS)
 every_serializer = pytest.mark.parametrize("serializer", SERIALIZERS)

@@ -23,8 +23,8 @@ from umbel.app.forms import STEERING, Form, Times, checked_priority, seconds
 from umbel.app.publish import RetryPolicy
 from umbel.app.routes import Destination
 from umbel.broker.amqp.tables import check_headers
-from umbel.broker.connections import is_rabbitmq
 from umbel.broker.ids import fresh_id
+from umbel.broker.sessions.connections import is_rabbitmq
 from umbel.wire.outgoing import Parcel, properties_of, write_task_v1
 from umbel.wire.redaction import by_name
 from umbel.wire.times import format_time

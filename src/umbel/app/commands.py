@@ -1,9 +1,9 @@
 """Commands that nodes obey: a name, a function, and what may be done with it.
 
-Umbel's own live in `umbel.worker.commands`; applications add theirs with `@app.control_command`.
-A command gets the `state` of the worker that it runs in and its arguments by name, and returns what
-is answered. What it raises is answered as an error. `NoReply` answers nothing, `NotHere` only who
-has asked this node by its name.
+Umbel's own live in `umbel.worker.control.commands`; applications add theirs with
+`@app.control_command`. A command gets the `state` of the worker that it runs in and its arguments
+by name, and returns what is answered. What it raises is answered as an error. `NoReply` answers
+nothing, `NotHere` only who has asked this node by its name.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
 from umbel.app.calls import Call, prepare_signature
-from umbel.broker.connections import driver
-from umbel.broker.registers import has_registers
+from umbel.broker.registers.register import has_registers
+from umbel.broker.sessions.connections import driver
 from umbel.cluster import election_words as elect
 from umbel.cluster.election import ACTION_BYTES_MAX
 from umbel.exceptions import NotForElection

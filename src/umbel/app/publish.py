@@ -9,8 +9,8 @@ how much was surely sent, and a further try goes on from there.
 
 RabbitMQ confirms what is sent, unless `broker_transport_options` has `confirm_publish` off. What it
 refuses, or cannot route, or does not take because it is short of memory or disk space, is an error
-that is not tried again (`umbel.broker.errors`), except that a queue which was deleted meanwhile is
-declared once more.
+that is not tried again (`umbel.broker.sessions.errors`), except that a queue which was deleted
+meanwhile is declared once more.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from kombu.exceptions import OperationalError
 
 from umbel.app.events.publisher import event_exchange, publish_events
 from umbel.app.routes import Destination
-from umbel.broker import delayed
 from umbel.broker.amqp.blocking import Alarm, blocked
 from umbel.broker.amqp.bounded import share_alarm
-from umbel.broker.batches import Parcel
-from umbel.broker.connections import driver, hang_up, masked
-from umbel.broker.errors import ConnectionBlocked, NotTaken, Unroutable
-from umbel.broker.outlets import outlet_for
-from umbel.broker.session import opening
+from umbel.broker.sessions.connections import driver, hang_up, masked
+from umbel.broker.sessions.errors import ConnectionBlocked, NotTaken, Unroutable
+from umbel.broker.sessions.session import opening
+from umbel.broker.tasks import delayed
+from umbel.broker.tasks.batches import Parcel
+from umbel.broker.tasks.outlets import outlet_for
 
 if TYPE_CHECKING:
     from umbel.app.umbel import Umbel

@@ -7,7 +7,7 @@ import sys
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from umbel.broker.connections import is_embedded, masked
+from umbel.broker.sessions.connections import is_embedded, masked
 from umbel.version import __version__
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kombu import Exchange, Queue
 from kombu.common import Broadcast
 
-from umbel.broker import delayed as delays
-from umbel.broker.connections import is_rabbitmq
+from umbel.broker.sessions.connections import is_rabbitmq
+from umbel.broker.tasks import delayed as delays
 from umbel.exceptions import ImproperlyConfigured, QueueNotFound
 
 if TYPE_CHECKING:

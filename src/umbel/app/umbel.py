@@ -35,7 +35,7 @@ from umbel.app.results import AsyncResult, GroupResult
 from umbel.app.routes import Queues, Router
 from umbel.app.steps import Steps
 from umbel.app.task import Task, add_to_caller
-from umbel.broker.connections import connect, is_embedded
+from umbel.broker.sessions.connections import connect, is_embedded
 from umbel.cluster.clock import Clock
 from umbel.exceptions import ImproperlyConfigured
 from umbel.wire.content import accept_set

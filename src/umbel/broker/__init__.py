@@ -1,10 +1,11 @@
-"""What touches a broker: connections, addresses, and the embedded server.
+"""What touches a broker.
 
-`connections` makes connections through kombu, whatever the transport; `session` opens them, and
-holds one after another for those who need the broker all the time. `embedded` keeps a
-private server for the working directory, which is what an application without a configured
-broker talks to; `embedded_program` chooses the program that serves, and `embedded_keeper` is the
-small process that minds it.
+- `sessions`   connections: addresses, opening and holding them, the name of a node
+- `tasks`      task messages: their layout, publishing them, the channel that brings them
+- `broadcast`  events, control messages and replies: who listens, and how
+- `registers`  write-once registers
+- `embedded`   the private server of an application without a configured broker
+- `redis`, `amqp`  transports of our own
 
 Nothing here knows tasks: this layer moves messages and says clearly when it cannot.
 """

@@ -15,7 +15,7 @@ from umbel.cli.reply_tables import NAMES_SHOWN_MAX, error_in, names
 from umbel.cli.rollcall import LEFT, NO_ANSWER, NO_EVENTS, SILENT, NodeStatus, refused_text
 from umbel.wire.signing import SIGNING_REASONS
 
-# A node obeys no command that expired longer ago than this (`umbel.worker.panel`).
+# A node obeys no command that expired longer ago than this (`umbel.worker.control.panel`).
 SKEW_FAIL_S = 5.0
 SKEW_WARN_S = 1.0
 QUEUES_SHOWN_MAX = 20

@@ -35,7 +35,7 @@ def _signal(ctx: click.Context, param: click.Parameter, value: str | None) -> st
     """The name of a signal as nodes know it; the way there is on their host."""
     if value is None or ctx.resilient_parsing:
         return value
-    from umbel.worker.commands.revoking import signal_number
+    from umbel.worker.control.commands.revoking import signal_number
 
     try:
         signal_number(value)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from umbel.broker.connections import addresses, masked
+from umbel.broker.sessions.connections import addresses, masked
 from umbel.cli import apps, cluster_findings, findings, probing
 from umbel.cli.cluster_findings import Census
 from umbel.cli.errors import CommandFailed

@@ -177,7 +177,7 @@ def reaching(app: Umbel, url: object = None) -> Iterator[None]:
     from kombu.exceptions import OperationalError
     from redis.exceptions import RedisError
 
-    from umbel.broker.connections import masked
+    from umbel.broker.sessions.connections import masked
 
     try:
         yield

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Self
 
 from umbel.app.events.receiver import Receiver
-from umbel.broker.connections import is_embedded, masked
-from umbel.broker.session import opened
+from umbel.broker.sessions.connections import is_embedded, masked
+from umbel.broker.sessions.session import opened
 from umbel.cli.errors import reaching
 from umbel.cli.plain import plain
 from umbel.wire.events import Event

@@ -79,7 +79,7 @@ class Invocation:
 
         A one-shot command does not outwait a result backend that is down, as a worker does.
         """
-        from umbel.broker.connections import check
+        from umbel.broker.sessions.connections import check
         from umbel.cli import apps
 
         if self.app_name is None:

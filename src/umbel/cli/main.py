@@ -70,7 +70,7 @@ def _pool(words: Sequence[str], pool: str) -> str:
 
 def _patch() -> None:
     try:
-        from umbel.worker.pools.gevent import patch
+        from umbel.worker.execution.pools.gevent import patch
     except ModuleNotFoundError as exc:
         if exc.name is None or exc.name.partition(".")[0] not in {"gevent", "greenlet"}:
             raise

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from umbel.broker.connections import driver, hang_up, is_embedded
+from umbel.broker.sessions.connections import driver, hang_up, is_embedded
 from umbel.cli.cluster_findings import Census, QueueFacts
 from umbel.cli.plain import number, plain
 from umbel.cli.rollcall import RollCall
@@ -220,7 +220,7 @@ def _code(exc: BaseException) -> int | None:
 
 def queue_facts(app: Umbel, url: str, names: Sequence[str]) -> dict[str, QueueFacts]:
     """What the broker knows of these queues."""
-    from umbel.broker.lengths import lengths_of
+    from umbel.broker.tasks.lengths import lengths_of
 
     with opened(app, url) as connection:
         if driver(connection) == "amqp":

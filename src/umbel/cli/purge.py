@@ -55,7 +55,7 @@ def purge(invocation: Invocation, queues: list[str], exclude_queues: list[str], 
 
 @contextlib.contextmanager
 def _connected(app: Umbel) -> Iterator[Any]:
-    from umbel.broker.session import opened
+    from umbel.broker.sessions.session import opened
 
     with reaching(app, app.read_url), opened(app.connection()) as connection:
         yield connection

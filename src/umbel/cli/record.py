@@ -193,7 +193,7 @@ def _record(
 
 
 def _app(invocation: Invocation) -> Umbel:
-    from umbel.broker.connections import check, is_embedded
+    from umbel.broker.sessions.connections import check, is_embedded
 
     app = invocation.app_or_default()
     if invocation.app_name is None:

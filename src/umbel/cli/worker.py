@@ -14,13 +14,13 @@ import click
 from umbel.cli import apps
 from umbel.cli.errors import FAILED, REFUSED, WRONG, CommandFailed
 from umbel.cli.group import Invocation, split_names
-from umbel.worker.options import WorkerOptions, expanded, node_name
-from umbel.worker.pools.base import POOL_NAMES
+from umbel.worker.execution.pools.base import POOL_NAMES
+from umbel.worker.runtime.options import WorkerOptions, expanded, node_name
 
 if TYPE_CHECKING:
     from umbel.app.umbel import Umbel
     from umbel.worker.logs import Logging
-    from umbel.worker.worker import Worker
+    from umbel.worker.runtime.worker import Worker
 
 logger = logging.getLogger("umbel.worker")
 
@@ -191,7 +191,7 @@ def worker(
         task_events=task_events or None, cpu_affinity=cpu_affinity or None, **given
     )
     if show_blueprint is not None:
-        from umbel.worker.drawing import FORMATS, drawings_of
+        from umbel.worker.runtime.drawing import FORMATS, drawings_of
 
         click.echo(FORMATS[show_blueprint](drawings_of(app, options)))
         return 0
@@ -218,7 +218,7 @@ def run(app: Umbel, options: WorkerOptions, around: Surroundings) -> int:
         if around.purge:
             _purge(app, log)
         if not around.quiet:
-            from umbel.worker import banner
+            from umbel.worker.runtime import banner
 
             banner.show(process, sys.stdout, color=around.color)
         if not logger.isEnabledFor(logging.INFO):
@@ -227,7 +227,7 @@ def run(app: Umbel, options: WorkerOptions, around: Surroundings) -> int:
 
 
 def _make(app: Umbel, options: WorkerOptions) -> Worker:
-    from umbel.worker.worker import Worker
+    from umbel.worker.runtime.worker import Worker
 
     process = Worker(app, options)
     if process.pool.green:
@@ -242,7 +242,7 @@ def _make(app: Umbel, options: WorkerOptions) -> Worker:
 
 
 def _start_health(process: Worker, options: WorkerOptions, stack: contextlib.ExitStack) -> None:
-    from umbel.worker import health
+    from umbel.worker.observe import health
 
     port = options.metrics_port
     shared = port is not None and _start_metrics(process, port, stack) == options.health_port
@@ -260,10 +260,10 @@ def _start_health(process: Worker, options: WorkerOptions, stack: contextlib.Exi
 
 def _start_metrics(process: Worker, port: int, stack: contextlib.ExitStack) -> int | None:
     """Answer on the metrics port; gives the port of 127.0.0.1 that tells health as well, if any."""
-    from umbel.worker import endpoint, health
+    from umbel.worker.observe import endpoint, health
 
     try:
-        from umbel.worker.metrics import Metrics
+        from umbel.worker.observe.metrics import Metrics
     except ModuleNotFoundError:
         raise CommandFailed(
             "--metrics-port needs prometheus_client: install it with pip install 'umbel[metrics]'"
@@ -287,9 +287,9 @@ def _purge(app: Umbel, log: Logging) -> None:
 
 
 def _work(process: Worker, log: Logging, around: Surroundings) -> int:
-    from umbel.broker.names import NodeNameTaken
-    from umbel.worker.errors import BrokerRefuses, BrokerUnreachable
-    from umbel.worker.signals import Signals, say_on_stderr
+    from umbel.broker.sessions.names import NodeNameTaken
+    from umbel.worker.runtime.errors import BrokerRefuses, BrokerUnreachable
+    from umbel.worker.runtime.signals import Signals, say_on_stderr
 
     # JSON lines stay JSON lines: the loop logs the shutdown as well.
     say = (lambda text: None) if around.json_logs else say_on_stderr

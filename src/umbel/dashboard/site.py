@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from umbel.broker.connections import is_embedded, masked
+from umbel.broker.sessions.connections import is_embedded, masked
 from umbel.dashboard.gate import Audit, Gate
 from umbel.dashboard.guard import FORM_TOKEN, Visit
 from umbel.dashboard.identity import Notes, Sessions, Throttle

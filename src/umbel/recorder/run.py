@@ -27,8 +27,8 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
-from umbel.broker.permanent import described, permanent
-from umbel.broker.session import Outage
+from umbel.broker.sessions.permanent import described, permanent
+from umbel.broker.sessions.session import Outage
 from umbel.cluster.sequences import Sequences, key_of
 from umbel.exceptions import ImproperlyConfigured
 from umbel.recorder.errors import LogFull

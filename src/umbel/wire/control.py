@@ -60,7 +60,7 @@ def reply_exchange_name(prefix: str) -> str:
 
 
 def leased_exchange_name(prefix: str) -> str:
-    """Where replies to Umbel's clients go on Redis; see `umbel.broker.reply_lists`."""
+    """Where replies to Umbel's clients go on Redis; see `umbel.broker.broadcast.reply_lists`."""
     return f"umbel.reply.{prefix}.pidbox"
 
 

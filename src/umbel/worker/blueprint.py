@@ -23,7 +23,7 @@ from umbel.exceptions import ImproperlyConfigured
 
 if TYPE_CHECKING:
     from umbel.app.umbel import Umbel
-    from umbel.worker.options import WorkerOptions
+    from umbel.worker.runtime.options import WorkerOptions
 
 logger = logging.getLogger("umbel.worker")
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from umbel.app.umbel import Umbel
-from umbel.worker.jobs import Job, JobResult
-from umbel.worker.runner import Runner
+from umbel.worker.execution.jobs import Job, JobResult
+from umbel.worker.execution.runner import Runner
 
 
 def messages(app: Umbel, queue: str = "celery") -> list[Any]:

@@ -19,7 +19,7 @@ from umbel.cli.control import ControlGroup
 from umbel.cli.inspect import InspectGroup
 from umbel.cluster.election import ACTION_BYTES_MAX
 from umbel.exceptions import NotForElection
-from umbel.worker.commands import BUILTIN
+from umbel.worker.control.commands import BUILTIN
 
 QUEUES = [Queue("celery"), Broadcast("all"), Queue("news", Exchange("news", type="fanout"))]
 

@@ -15,7 +15,7 @@ from tests.unit.app.pump import messages
 from umbel.app import publish
 from umbel.app.publish import Link, Publisher, RetryPolicy
 from umbel.app.umbel import Umbel
-from umbel.broker import batches, outlets
+from umbel.broker.tasks import batches, outlets
 
 
 @pytest.fixture

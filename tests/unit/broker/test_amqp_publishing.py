@@ -20,7 +20,7 @@ from umbel.broker.amqp import tables
 from umbel.broker.amqp.batches import written
 from umbel.broker.amqp.confirms import Confirms
 from umbel.broker.amqp.publishing import ADDRESSES_MAX, Writer
-from umbel.broker.batches import Parcel
+from umbel.broker.tasks.batches import Parcel
 from umbel.wire.outgoing import Letterhead
 
 FRAME_MAX = 4096

@@ -6,9 +6,15 @@ import itertools
 
 import pytest
 
-from umbel.broker import claims
-from umbel.broker.claims import ID_CHARS_MAX, TOKEN_CHARS_MAX, read, register_name, written
-from umbel.broker.registers_amqp import MORE, NOBODY, split
+from umbel.broker.registers import claims
+from umbel.broker.registers.amqp import MORE, NOBODY, split
+from umbel.broker.registers.claims import (
+    ID_CHARS_MAX,
+    TOKEN_CHARS_MAX,
+    read,
+    register_name,
+    written,
+)
 
 IDS = [
     "0b0d5d5e-8a0c-4e60-9f2a-0d6b7b1b2c3d",

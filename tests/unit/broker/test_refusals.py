@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from umbel.broker.refusals import Refusal, read_refusal, room_for_value
+from umbel.broker.tasks.refusals import Refusal, read_refusal, room_for_value
 
 KEY = "x-dead-letter-routing-key"
 QUEUE = "queue 'umbel.election.1' in vhost '/'"

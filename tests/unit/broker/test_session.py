@@ -15,10 +15,10 @@ from redis.exceptions import NoPermissionError
 
 from tests.proxy import Proxy
 from tests.servers import free_port, wait_until
-from umbel.broker import connections, session
-from umbel.broker.connections import BrokerConnection, connect, driver, hang_up
-from umbel.broker.permanent import ASK_AGAIN_S
-from umbel.broker.session import Outage, Session, opened, opening
+from umbel.broker.sessions import connections, session
+from umbel.broker.sessions.connections import BrokerConnection, connect, driver, hang_up
+from umbel.broker.sessions.permanent import ASK_AGAIN_S
+from umbel.broker.sessions.session import Outage, Session, opened, opening
 from umbel.cluster.backoff import Backoff
 
 logger = logging.getLogger("umbel.test")

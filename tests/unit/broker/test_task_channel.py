@@ -16,7 +16,7 @@ from umbel.broker.amqp.bounded import BoundedChannel
 from umbel.broker.amqp.channel import BufferedChannel
 from umbel.broker.redis.channel import Channel, SentinelChannel
 from umbel.broker.redis.ledger import Ledger
-from umbel.broker.task_channel import (
+from umbel.broker.tasks.task_channel import (
     CHUNK,
     AmqpTaskChannel,
     KombuAmqpChannel,

@@ -13,7 +13,7 @@ import pytest
 from tests.unit.cli.conftest import SHOP, Ran
 from tests.unit.cli.fake_cluster import FakeCluster
 from umbel.cli.control import ControlGroup
-from umbel.worker.commands import BUILTIN
+from umbel.worker.control.commands import BUILTIN
 
 OWN = """
     @app.control_command(reads=True)

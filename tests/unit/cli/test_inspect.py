@@ -21,7 +21,7 @@ from umbel.cli.errors import CommandFailed
 from umbel.cli.group import cli
 from umbel.cli.inspect import InspectGroup
 from umbel.cli.remote import read_pairs
-from umbel.worker.commands import BUILTIN
+from umbel.worker.control.commands import BUILTIN
 
 OWN = """
     @app.control_command(reads=True)

@@ -17,8 +17,8 @@ import pytest
 
 from tests.servers import wait_until
 from umbel.exceptions import ImproperlyConfigured
-from umbel.worker import endpoint
-from umbel.worker.health import HealthFile, HealthServer
+from umbel.worker.observe import endpoint
+from umbel.worker.observe.health import HealthFile, HealthServer
 
 
 class FakeWorker:

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from tests.servers import wait_until
-from umbel.worker.signals import COLD, WARM, Signals, stacks
+from umbel.worker.runtime.signals import COLD, WARM, Signals, stacks
 
 
 class FakeWorker:

@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from umbel.exceptions import SoftTimeLimitExceeded
-from umbel.worker.inbox import Inbox
-from umbel.worker.jobs import Job, JobResult
-from umbel.worker.pools.base import (
+from umbel.worker.execution.jobs import Job, JobResult
+from umbel.worker.execution.pools.base import (
     Pool,
     PoolOptions,
     Submission,
     disarm_soft_limit,
     pool_class,
 )
+from umbel.worker.runtime.inbox import Inbox
 
 WAIT_S = 20.0
 FINAL = {"finished", "hard_limit", "lost", "terminated", "unfit"}

@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.pools.bench import WAIT_S, Bench, Recorder, wait_until
 from tests.unit.pools.conftest import StartBench
-from umbel.worker.pools.base import PoolClosed
+from umbel.worker.execution.pools.base import PoolClosed
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -208,7 +208,7 @@ def test_a_cold_stop_is_quick_and_silent(bench: Bench) -> None:
 def test_info_has_the_shape_that_monitors_read(bench: Bench) -> None:
     assert bench.submit("echo").succeeded
     info = bench.pool.info()
-    assert info["implementation"].startswith("umbel.worker.pools.")
+    assert info["implementation"].startswith("umbel.worker.execution.pools.")
     assert info["max-concurrency"] == bench.pool.size
     assert info["timeouts"] == [0, 0]
     assert info["put-guarded-by-semaphore"] is False

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("gevent")
 
 _PATCHED = """
-from umbel.worker.pools.gevent import patch
+from umbel.worker.execution.pools.gevent import patch
 patch()
 import sys, pytest
 sys.exit(pytest.main(sys.argv[1:]))

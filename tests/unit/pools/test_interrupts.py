@@ -7,12 +7,12 @@ import sys
 import threading
 
 from umbel.exceptions import SoftTimeLimitExceeded
-from umbel.worker.pools.interrupts import Guard
+from umbel.worker.execution.pools.interrupts import Guard
 
 # In a process of its own: what this guards against makes it stand still.
 TRACED = """
 import sys
-from umbel.worker.pools.interrupts import Guard
+from umbel.worker.execution.pools.interrupts import Guard
 
 guard = Guard()
 guard.arm()

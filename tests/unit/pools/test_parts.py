@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.unit.pools.bench import WAIT_S
 from umbel.exceptions import ImproperlyConfigured
-from umbel.worker.jobs import (
+from umbel.worker.execution.jobs import (
     Job,
     JobResult,
     decode_job,
@@ -19,10 +19,10 @@ from umbel.worker.jobs import (
     encode_job,
     encode_result,
 )
-from umbel.worker.pools.base import POOL_NAMES, PoolOptions, pool_class
-from umbel.worker.pools.deadlines import Deadlines
-from umbel.worker.pools.prefork import frames
-from umbel.worker.pools.prefork.frames import BrokenFrame, FrameReader
+from umbel.worker.execution.pools.base import POOL_NAMES, PoolOptions, pool_class
+from umbel.worker.execution.pools.deadlines import Deadlines
+from umbel.worker.execution.pools.prefork import frames
+from umbel.worker.execution.pools.prefork.frames import BrokenFrame, FrameReader
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(st.characters()) | st.binary(),
@@ -79,7 +79,8 @@ def test_an_unknown_pool_is_refused_with_the_choices() -> None:
 def test_a_pool_whose_package_is_missing_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delitem(__import__("sys").modules, "umbel.worker.pools.gevent", raising=False)
+    modules = __import__("sys").modules
+    monkeypatch.delitem(modules, "umbel.worker.execution.pools.gevent", raising=False)
     monkeypatch.setitem(__import__("sys").modules, "gevent", None)
     with pytest.raises(ImproperlyConfigured, match=r"pip install 'umbel\[gevent\]'"):
         pool_class("gevent")

@@ -19,8 +19,8 @@ import pytest
 
 from tests.unit.pools.bench import WAIT_S, Bench, wait_until
 from tests.unit.pools.conftest import StartBench
-from umbel.worker.jobs import JobError
-from umbel.worker.pools.prefork import PreforkPool, frames
+from umbel.worker.execution.jobs import JobError
+from umbel.worker.execution.pools.prefork import PreforkPool, frames
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -15,10 +15,10 @@ import pytest
 
 from tests.unit.pools.bench import WAIT_S, Bench, Recorder, wait_until
 from tests.unit.pools.conftest import StartBench
-from umbel.worker.jobs import Job, JobError, encode_job
-from umbel.worker.pools.prefork import PreforkPool, child_loop
-from umbel.worker.pools.prefork import pool as prefork_pool
-from umbel.worker.pools.prefork.frames import (
+from umbel.worker.execution.jobs import Job, JobError, encode_job
+from umbel.worker.execution.pools.prefork import PreforkPool, child_loop
+from umbel.worker.execution.pools.prefork import pool as prefork_pool
+from umbel.worker.execution.pools.prefork.frames import (
     ACCEPTED,
     FINISHED,
     FINISHED_LAST,
@@ -26,7 +26,7 @@ from umbel.worker.pools.prefork.frames import (
     accepted_frame,
     frame,
 )
-from umbel.worker.pools.prefork.supervisor import DEPTH, LOAD_S
+from umbel.worker.execution.pools.prefork.supervisor import DEPTH, LOAD_S
 
 pytestmark = pytest.mark.timeout(60)
 

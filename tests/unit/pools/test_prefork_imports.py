@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 from tests.servers import wait_until
-from umbel.worker.pools.prefork import child_loop
+from umbel.worker.execution.pools.prefork import child_loop
 
 
 @pytest.fixture

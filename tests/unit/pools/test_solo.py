@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.pools.bench import Bench, Recorder
 from tests.unit.pools.conftest import StartBench
-from umbel.worker.jobs import Job, JobResult
+from umbel.worker.execution.jobs import Job, JobResult
 
 
 @pytest.fixture

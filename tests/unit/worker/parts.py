@@ -7,8 +7,8 @@ from typing import Any
 
 from tests.messages import written
 from umbel import Umbel
-from umbel.worker.options import WorkerOptions
-from umbel.worker.worker import Worker
+from umbel.worker.runtime.options import WorkerOptions
+from umbel.worker.runtime.worker import Worker
 
 
 class Message:

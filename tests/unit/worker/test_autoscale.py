@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from umbel.worker.autoscale import KEEP_S, Autoscaler
+from umbel.worker.runtime.autoscale import KEEP_S, Autoscaler
 
 
 class Pool:

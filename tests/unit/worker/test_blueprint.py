@@ -8,7 +8,7 @@ import pytest
 
 from umbel.exceptions import ImproperlyConfigured
 from umbel.worker.blueprint import Blueprint, State, Step, sort_steps
-from umbel.worker.steps import CONSUMER_STEPS, WORKER_STEPS
+from umbel.worker.runtime.steps import CONSUMER_STEPS, WORKER_STEPS
 
 
 def make(name: str, *requires: str, last: bool = False, fails_at: str = "") -> type[Step]:

@@ -17,11 +17,11 @@ from tests.unit.worker.parts import Message, finish_asides, idle_worker, task_me
 from umbel import Umbel
 from umbel.cluster.clock import Clock
 from umbel.cluster.revocations import Revocations
-from umbel.worker.commands import BUILTIN
-from umbel.worker.commands.revoking import signal_number
-from umbel.worker.panel import CommandState
-from umbel.worker.statedb import StateDB
-from umbel.worker.worker import Worker
+from umbel.worker.control.commands import BUILTIN
+from umbel.worker.control.commands.revoking import signal_number
+from umbel.worker.control.panel import CommandState
+from umbel.worker.runtime.statedb import StateDB
+from umbel.worker.runtime.worker import Worker
 
 DAY_S = 86_400.0
 # wire-format §5: what Celery's and Flower's pages ask for.

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from umbel import Umbel
-from umbel.worker import consumer as module
-from umbel.worker.consumer import (
+from umbel.worker.runtime import consumer as module
+from umbel.worker.runtime.consumer import (
     DAMP,
     LASTING_S,
     RETRY,
@@ -19,9 +19,9 @@ from umbel.worker.consumer import (
     Consumer,
     fatal_if_no_files,
 )
-from umbel.worker.errors import BrokerUnreachable, ConnectionFailed
-from umbel.worker.options import WorkerOptions
-from umbel.worker.worker import Worker
+from umbel.worker.runtime.errors import BrokerUnreachable, ConnectionFailed
+from umbel.worker.runtime.options import WorkerOptions
+from umbel.worker.runtime.worker import Worker
 
 
 class Patience:

@@ -11,7 +11,7 @@ import pytest
 from kombu import Exchange, Queue
 
 from umbel import Umbel
-from umbel.worker.consumer_timeout import DEFAULT_S, LOOK_MAX_S, RETURN_AT, ConsumerTimeout
+from umbel.worker.runtime.consumer_timeout import DEFAULT_S, LOOK_MAX_S, RETURN_AT, ConsumerTimeout
 
 CHANNEL = object()
 CLOSED = (

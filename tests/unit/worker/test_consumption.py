@@ -12,7 +12,7 @@ from kombu import Consumer, Queue
 from tests.unit.worker.parts import idle_worker
 from umbel import Umbel
 from umbel.cluster.node import Greeted
-from umbel.worker.worker import Worker
+from umbel.worker.runtime.worker import Worker
 
 DIRECT: dict[str, Any] = {"exchange": "more", "exchange_type": "direct", "routing_key": "more"}
 

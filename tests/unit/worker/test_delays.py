@@ -11,7 +11,7 @@ from kombu.common import Broadcast
 
 from umbel import Umbel
 from umbel.app.routes import Destination
-from umbel.broker import delayed
+from umbel.broker.tasks import delayed
 
 AMQP = "amqp://guest@127.0.0.1:1//"
 QUORUM = {"x-queue-type": "quorum"}

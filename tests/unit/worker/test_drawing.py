@@ -14,8 +14,8 @@ from umbel import Umbel
 from umbel.app.umbel import Umbel as App
 from umbel.exceptions import ImproperlyConfigured
 from umbel.worker.blueprint import Step
-from umbel.worker.drawing import Drawing, Node, as_dot, as_svg, as_text, drawings_of
-from umbel.worker.options import WorkerOptions
+from umbel.worker.runtime.drawing import Drawing, Node, as_dot, as_svg, as_text, drawings_of
+from umbel.worker.runtime.options import WorkerOptions
 
 CONSUMER = [
     "Connection", "Events", "Mingle", "Gossip", "Heart", "Control", "Tasks", "DelayedDelivery",

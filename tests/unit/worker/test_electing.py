@@ -12,10 +12,10 @@ from kombu.exceptions import OperationalError
 
 from tests.unit.worker.parts import idle_worker
 from umbel import Umbel
-from umbel.broker.claims import Claim
+from umbel.broker.registers.claims import Claim
 from umbel.cluster import election_words as elect
-from umbel.worker.electing import FAILING_MAX, REFUSALS_MAX, Carrier, NotForElection
-from umbel.worker.worker import Worker
+from umbel.worker.membership.electing import FAILING_MAX, REFUSALS_MAX, Carrier, NotForElection
+from umbel.worker.runtime.worker import Worker
 
 QUEUE = "celery"
 BAD_REQUESTS: list[tuple[str, Any, Any, Any]] = [

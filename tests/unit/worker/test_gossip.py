@@ -24,9 +24,9 @@ from umbel.cluster.membership import ESTABLISHED_S, FREQ_UNKNOWN_S, GRACE_S, SIG
 from umbel.cluster.node import FREQ_TIMES_MAX, NODES_FULL
 from umbel.cluster.refusals import WAIT_S
 from umbel.wire.signing import EVENT, REQUEST, sign
-from umbel.worker import gossip as gossiping
-from umbel.worker.electing import NotForElection
-from umbel.worker.gossip import Gossip
+from umbel.worker.membership import gossip as gossiping
+from umbel.worker.membership.electing import NotForElection
+from umbel.worker.membership.gossip import Gossip
 
 OWN = "unit@test"
 INTERVAL_S = 2.0

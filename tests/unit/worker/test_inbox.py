@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from umbel.worker.inbox import Inbox
+from umbel.worker.runtime.inbox import Inbox
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from tests.servers import wait_until
 from tests.unit.worker.parts import idle_worker
 from umbel import Umbel
-from umbel.worker.worker import Worker
+from umbel.worker.runtime.worker import Worker
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import time
 
 from tests.unit.worker.parts import task_message
 from umbel import Umbel
-from umbel.worker.jobs import Job
-from umbel.worker.runner import MEASURED_MIN_S, Runner
+from umbel.worker.execution.jobs import Job
+from umbel.worker.execution.runner import MEASURED_MIN_S, Runner
 
 
 def test_only_tasks_that_take_their_time_are_measured() -> None:

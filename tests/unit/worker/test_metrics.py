@@ -20,14 +20,14 @@ from tests.servers import wait_until
 from tests.unit.worker.parts import Message, finish_asides, idle_worker, task_message
 from umbel import Umbel, __version__
 from umbel.exceptions import ImproperlyConfigured
-from umbel.worker import endpoint
-from umbel.worker import metrics as module
-from umbel.worker.delivery_driver import TaskDelivery
-from umbel.worker.endpoint import Answer, Endpoint
-from umbel.worker.jobs import JobResult
-from umbel.worker.metrics import OTHER, Metrics
-from umbel.worker.refused_input import malformed
-from umbel.worker.worker import Worker
+from umbel.worker.execution.jobs import JobResult
+from umbel.worker.observe import endpoint
+from umbel.worker.observe import metrics as module
+from umbel.worker.observe.endpoint import Answer, Endpoint
+from umbel.worker.observe.metrics import OTHER, Metrics
+from umbel.worker.observe.refused_input import malformed
+from umbel.worker.runtime.delivery_driver import TaskDelivery
+from umbel.worker.runtime.worker import Worker
 
 Samples = dict[tuple[Any, ...], float]
 
@@ -400,7 +400,7 @@ def test_the_port_may_be_on_another_address() -> None:
 STARVED = """
 import json, logging, os, resource, socket, sys, time
 from http import HTTPStatus
-from umbel.worker.endpoint import Endpoint, json_answer
+from umbel.worker.observe.endpoint import Endpoint, json_answer
 
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))

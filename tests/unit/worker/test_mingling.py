@@ -16,8 +16,8 @@ from umbel.cluster import mingle
 from umbel.cluster.membership import Heard as SignOfLife
 from umbel.cluster.node import Heard
 from umbel.wire.packs import PACKED_MIN
-from umbel.worker.gossip import Gossip
-from umbel.worker.worker import Worker
+from umbel.worker.membership.gossip import Gossip
+from umbel.worker.runtime.worker import Worker
 
 EARLY_S = 0.8
 NAMES = iter(range(1_000))

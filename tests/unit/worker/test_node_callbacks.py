@@ -13,7 +13,7 @@ from tests.unit.worker.parts import idle_worker
 from umbel import Umbel
 from umbel.cluster.membership import Joined, Left, Lost, Node, Returned
 from umbel.worker.blueprint import Blueprint, Step
-from umbel.worker.node_callbacks import Callbacks, NodeInfo
+from umbel.worker.membership.node_callbacks import Callbacks, NodeInfo
 
 WAIT_S = 20.0
 

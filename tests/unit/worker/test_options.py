@@ -9,7 +9,7 @@ import pytest
 
 from umbel import Umbel
 from umbel.exceptions import ImproperlyConfigured
-from umbel.worker.options import WorkerOptions, node_name, plan_for
+from umbel.worker.runtime.options import WorkerOptions, node_name, plan_for
 
 
 @pytest.fixture(autouse=True)

@@ -19,10 +19,10 @@ from umbel.app.commands import NoReply
 from umbel.exceptions import ImproperlyConfigured
 from umbel.wire.control import Request
 from umbel.wire.signing import CHALLENGE, sign
-from umbel.worker import panel as panel_module
-from umbel.worker.options import WorkerOptions
-from umbel.worker.panel import Panel
-from umbel.worker.worker import Worker
+from umbel.worker.control import panel as panel_module
+from umbel.worker.control.panel import Panel
+from umbel.worker.runtime.options import WorkerOptions
+from umbel.worker.runtime.worker import Worker
 
 NODE = "unit@test"
 KEY = "a key of sixteen bytes or more"

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.worker.parts import idle_worker
 from umbel import Umbel
-from umbel.worker.pidbox import Pidbox
+from umbel.worker.control.pidbox import Pidbox
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from kombu import Exchange, Queue
 from umbel import Umbel
 from umbel.exceptions import ImproperlyConfigured
 from umbel.worker.blueprint import Step, sort_steps
-from umbel.worker.options import WorkerOptions
-from umbel.worker.steps import CONSUMER_STEPS
-from umbel.worker.worker import Worker
+from umbel.worker.runtime.options import WorkerOptions
+from umbel.worker.runtime.steps import CONSUMER_STEPS
+from umbel.worker.runtime.worker import Worker
 
 BY_NAME = {kind.label(): kind for kind in CONSUMER_STEPS}
 Make = Callable[..., Worker]

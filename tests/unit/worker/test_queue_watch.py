@@ -11,8 +11,8 @@ import pytest
 
 from tests.servers import wait_until
 from umbel import Umbel
-from umbel.worker import queue_watch
-from umbel.worker.queue_watch import EVERY_S, RAREST_S, QueueWatch
+from umbel.worker.runtime import queue_watch
+from umbel.worker.runtime.queue_watch import EVERY_S, RAREST_S, QueueWatch
 
 
 def worker_of(app: Umbel | None = None, peers: int = 0) -> Any:

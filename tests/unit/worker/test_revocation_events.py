@@ -11,9 +11,9 @@ import pytest
 from tests.unit.worker.parts import finish_asides, idle_worker
 from umbel import Umbel
 from umbel.cluster.revocations import SKEW_MAX_S, Revocations
-from umbel.worker.commands import BUILTIN
-from umbel.worker.panel import CommandState
-from umbel.worker.worker import Worker
+from umbel.worker.control.commands import BUILTIN
+from umbel.worker.control.panel import CommandState
+from umbel.worker.runtime.worker import Worker
 
 
 class Told:

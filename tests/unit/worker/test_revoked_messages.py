@@ -11,10 +11,10 @@ import pytest
 from tests.unit.worker.parts import Message, finish_asides, idle_worker, task_message
 from umbel import Umbel
 from umbel.cluster.revocations import Revocations
-from umbel.worker import revoked_messages
 from umbel.worker.delivery.states import State
-from umbel.worker.delivery_driver import TaskDelivery
-from umbel.worker.worker import Worker
+from umbel.worker.runtime import revoked_messages
+from umbel.worker.runtime.delivery_driver import TaskDelivery
+from umbel.worker.runtime.worker import Worker
 
 
 @pytest.fixture

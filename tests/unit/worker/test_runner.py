@@ -13,10 +13,10 @@ from tests.unit.worker.parts import idle_worker, task_message
 from umbel import Umbel
 from umbel.app.context import current_request
 from umbel.exceptions import Ignore, Reject, SoftTimeLimitExceeded
-from umbel.worker.coroutines import drive
-from umbel.worker.jobs import Job, JobResult
-from umbel.worker.pools.base import JobEnded
-from umbel.worker.worker import Worker
+from umbel.worker.execution.coroutines import drive
+from umbel.worker.execution.jobs import Job, JobResult
+from umbel.worker.execution.pools.base import JobEnded
+from umbel.worker.runtime.worker import Worker
 
 
 @pytest.fixture

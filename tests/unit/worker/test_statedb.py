@@ -22,11 +22,11 @@ from umbel import Umbel
 from umbel.cluster.clock import CLOCK_MAX, Clock
 from umbel.cluster.revocations import Revocations
 from umbel.exceptions import ImproperlyConfigured
-from umbel.worker.options import WorkerOptions
-from umbel.worker.statedb import CLOCK_STEP, StateDB, StateFileRefused, StateNotSaved
-from umbel.worker.steps import statedb as step_module
-from umbel.worker.steps.statedb import Saver, StateDBStep
-from umbel.worker.worker import Worker
+from umbel.worker.runtime.options import WorkerOptions
+from umbel.worker.runtime.statedb import CLOCK_STEP, StateDB, StateFileRefused, StateNotSaved
+from umbel.worker.runtime.steps import statedb as step_module
+from umbel.worker.runtime.steps.statedb import Saver, StateDBStep
+from umbel.worker.runtime.worker import Worker
 
 NOW = 1_800_000_000.0
 DAY_S = 86_400.0

@@ -21,8 +21,8 @@ from tests.inside import Inside
 from tests.servers import wait_until
 from umbel import Umbel
 from umbel.worker.blueprint import Blueprint, State, Step
-from umbel.worker.options import WorkerOptions
-from umbel.worker.worker import Worker
+from umbel.worker.runtime.options import WorkerOptions
+from umbel.worker.runtime.worker import Worker
 
 ROUNDS, MOVES = 60, 40
 

@@ -14,7 +14,7 @@ from umbel import Umbel
 from umbel.exceptions import BackendError, TaskRevokedError
 from umbel.worker.delivery import stored
 from umbel.worker.delivery.stored import is_revoked
-from umbel.worker.worker import Worker
+from umbel.worker.runtime.worker import Worker
 
 STORED = datetime(2026, 11, 18, 12, tzinfo=UTC)
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.worker.parts import Message, finish_asides, idle_worker, task_message
 from umbel import Umbel
-from umbel.worker.worker import Worker
+from umbel.worker.runtime.worker import Worker
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from tests.unit.worker.parts import Message, finish_asides, idle_worker, task_me
 from umbel import Umbel
 from umbel.worker.delivery.machine import LOSSES_MAX
 from umbel.worker.delivery.states import MessageState, State
-from umbel.worker.delivery_driver import TaskDelivery
-from umbel.worker.jobs import JobResult
-from umbel.worker.pools.base import notify
-from umbel.worker.worker import Worker
+from umbel.worker.execution.jobs import JobResult
+from umbel.worker.execution.pools.base import notify
+from umbel.worker.runtime.delivery_driver import TaskDelivery
+from umbel.worker.runtime.worker import Worker
 
 
 @pytest.fixture

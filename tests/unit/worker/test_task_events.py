@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from umbel.worker import task_events
-from umbel.worker.commands import views
+from umbel.worker.control.commands import views
+from umbel.worker.observe import task_events
 
 WALL_AHEAD_S = 1_800_000_000.0
 HELD_UP_S = 0.005

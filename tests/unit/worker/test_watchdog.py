@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from umbel.worker.counters import Counters
-from umbel.worker.errors import ConnectionFailed
-from umbel.worker.watchdog import Watchdog, patience_s
+from umbel.worker.runtime.counters import Counters
+from umbel.worker.runtime.errors import ConnectionFailed
+from umbel.worker.runtime.watchdog import Watchdog, patience_s
 
 
 def connection(driver: str = "redis", heartbeats: bool = False) -> Any:

@@ -18,10 +18,10 @@ from collections.abc import Callable
 
 from kombu import Connection
 
-from umbel.broker.connections import hang_up
-from umbel.broker.mailboxes import Mailboxes
-from umbel.broker.replies import Inbox, Received, open_inbox
-from umbel.broker.session import opened
+from umbel.broker.broadcast.mailboxes import Mailboxes
+from umbel.broker.broadcast.replies import Inbox, Received, open_inbox
+from umbel.broker.sessions.connections import hang_up
+from umbel.broker.sessions.session import opened
 from umbel.wire.control import ReplyTo
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from kombu.exceptions import OperationalError
 from umbel.app import elections
 from umbel.app.control.inspection import Inspect
 from umbel.app.control.mailbox import Mailbox, OnReply
-from umbel.broker.connections import connection_of, masked
+from umbel.broker.sessions.connections import connection_of, masked
 
 if TYPE_CHECKING:
     from kombu import Connection

@@ -42,9 +42,9 @@ from msgspec.structs import replace
 
 from umbel.app.control.collector import Collector
 from umbel.app.trust import Trust
-from umbel.broker.connections import hang_up, masked
-from umbel.broker.mailboxes import Mailboxes
-from umbel.broker.replies import Received
+from umbel.broker.broadcast.mailboxes import Mailboxes
+from umbel.broker.broadcast.replies import Received
+from umbel.broker.sessions.connections import hang_up, masked
 from umbel.exceptions import ImproperlyConfigured
 from umbel.wire.control import Reply, ReplyTo, Request, Written, read_reply, write_request
 from umbel.wire.limits import Refusal

@@ -21,7 +21,7 @@ from umbel.app.events.dispatcher import CLOSE_S, SharedDispatcher
 from umbel.app.events.dispatcher import Dispatcher as EventDispatcher
 from umbel.app.events.stamper import Event, Life, Stamper
 from umbel.app.events.stream import EventStream
-from umbel.broker.connections import connection_of
+from umbel.broker.sessions.connections import connection_of
 
 if TYPE_CHECKING:
     from umbel.app.calls import Call

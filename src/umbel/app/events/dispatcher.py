@@ -31,8 +31,8 @@ from kombu import Connection, Producer
 
 from umbel.app.events.publisher import Publisher, publish_with
 from umbel.app.events.stamper import Event, Stamper, hours_west
-from umbel.broker.permanent import described
-from umbel.broker.session import Outage
+from umbel.broker.sessions.permanent import described
+from umbel.broker.sessions.session import Outage
 from umbel.cluster.backoff import Backoff
 from umbel.wire.event_forms import TaskForm
 

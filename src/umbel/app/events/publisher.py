@@ -11,8 +11,8 @@ from umbel.app.events.stream import EventStream
 from umbel.app.trust import Trust
 from umbel.broker.amqp.bounded import share_alarm
 from umbel.broker.base64text import quicken
-from umbel.broker.connections import another, driver, hang_up
-from umbel.broker.session import opening
+from umbel.broker.sessions.connections import another, driver, hang_up
+from umbel.broker.sessions.session import opening
 from umbel.wire.control import Written
 from umbel.wire.event_forms import TaskForm, kind_of
 from umbel.wire.events import (

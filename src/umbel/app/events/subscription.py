@@ -18,9 +18,9 @@ from kombu import Connection, Exchange, Producer, Queue
 
 from umbel.app.events.publisher import event_exchange
 from umbel.app.trust import Trust
-from umbel.broker.connections import another
-from umbel.broker.listening import Listener, OnMessage, OnRubbish
-from umbel.broker.session import Outage, opening
+from umbel.broker.broadcast.listening import Listener, OnMessage, OnRubbish
+from umbel.broker.sessions.connections import another
+from umbel.broker.sessions.session import Outage, opening
 from umbel.exceptions import ImproperlyConfigured
 from umbel.wire.control import Request, write_request
 from umbel.wire.events import OWN_EXCHANGE

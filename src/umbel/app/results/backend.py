@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from umbel.app.results.codec import Codec
 from umbel.app.results.watching import OnMeta, Watch
-from umbel.broker.connections import masked
+from umbel.broker.sessions.connections import masked
 from umbel.exceptions import BackendError, ImproperlyConfigured
 
 if TYPE_CHECKING:

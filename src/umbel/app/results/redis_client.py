@@ -14,7 +14,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from umbel.broker.connections import masked, resolve
+from umbel.broker.sessions.connections import masked, resolve
 from umbel.exceptions import ImproperlyConfigured
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kombu import Connection, Consumer, Exchange, Queue
 from kombu.message import Message
 
-from umbel.broker.session import Outage, Session
+from umbel.broker.sessions.session import Outage, Session
 from umbel.exceptions import BackendError
 from umbel.wire.limits import Refusal
 

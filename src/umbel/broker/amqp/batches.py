@@ -21,10 +21,10 @@ from amqp.basic_message import Message as Content
 from umbel.broker.amqp import tables
 from umbel.broker.amqp.bounded import BoundedChannel
 from umbel.broker.amqp.channel import BufferedChannel
-from umbel.broker.errors import Nacked, Unroutable
+from umbel.broker.sessions.errors import Nacked, Unroutable
 
 if TYPE_CHECKING:
-    from umbel.broker.batches import Parcel
+    from umbel.broker.tasks.batches import Parcel
 
 # Twice as many are unconfirmed at most.
 PART: Final = 500

@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 
-from umbel.broker.errors import ConnectionBlocked
+from umbel.broker.sessions.errors import ConnectionBlocked
 
 logger = logging.getLogger("umbel.broker")
 

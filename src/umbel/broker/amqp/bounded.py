@@ -25,8 +25,8 @@ from kombu.transport import pyamqp
 
 from umbel.broker.amqp import blocking
 from umbel.broker.amqp.confirms import Confirms
-from umbel.broker.errors import Nacked
-from umbel.broker.task_channel import AmqpTaskChannel
+from umbel.broker.sessions.errors import Nacked
+from umbel.broker.tasks.task_channel import AmqpTaskChannel
 
 BLOCKED_TIMEOUT_S: Final = 10.0
 # The other side has taken nothing for as long as the socket was told to wait.

@@ -34,7 +34,7 @@ from umbel.broker.redis.messages import ListMessage, redelivered
 from umbel.broker.redis.qos import QoS
 from umbel.broker.redis.scripts import GIVE
 from umbel.broker.server_time import server_time
-from umbel.broker.task_channel import RedisTaskChannel
+from umbel.broker.tasks.task_channel import RedisTaskChannel
 
 logger = logging.getLogger("umbel.broker")
 

@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 from redis.exceptions import TimeoutError as Overdue
 
-from umbel.broker.messages import Unreadable
 from umbel.broker.redis.ledger import Arrival, Asked, Ledger, Return
 from umbel.broker.redis.line import TOLD, Line
 from umbel.broker.redis.messages import ListMessage
 from umbel.broker.redis.requests import Requests
+from umbel.broker.tasks.messages import Unreadable
 
 if TYPE_CHECKING:
     from umbel.broker.redis.channel import Channel

@@ -11,8 +11,8 @@ from kombu.compression import decompress
 from kombu.message import Message
 
 from umbel.broker import base64text
-from umbel.broker.envelopes import TaskEnvelope, read_task
-from umbel.broker.messages import Unreadable
+from umbel.broker.tasks.envelopes import TaskEnvelope, read_task
+from umbel.broker.tasks.messages import Unreadable
 from umbel.wire.tasks import DELIVERY_COUNT
 
 _decode = msgspec.json.Decoder().decode

@@ -27,7 +27,7 @@ RESULTS_TIMEOUT_S = 50.0
 def run_demo(scale: float, console: Console, keep: bool = False) -> int:
     """Run it all; 0 when every result was right. With `keep` it goes on until Ctrl-C."""
     directory = Path(tempfile.mkdtemp(prefix="umbel-demo-"))
-    from umbel.broker.connections import leave_embedded
+    from umbel.broker.sessions.connections import leave_embedded
     from umbel.cli.demo.tasks import app
 
     app.conf.embedded_directory = str(directory)

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from kombu import Connection, Queue
 
 from umbel.app.control.inspection import flatten_reply
-from umbel.broker.connections import hang_up
-from umbel.broker.lengths import lengths_of
-from umbel.broker.session import opened
+from umbel.broker.sessions.connections import hang_up
+from umbel.broker.sessions.session import opened
+from umbel.broker.tasks.lengths import lengths_of
 from umbel.dashboard.live.oldest import Oldest, oldest_of
 from umbel.wire.secret_texts import mask_addresses
 

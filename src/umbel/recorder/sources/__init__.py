@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from umbel.broker.connections import driver
+from umbel.broker.sessions.connections import driver
 from umbel.recorder.sources.messages import Message, Source
 
 if TYPE_CHECKING:

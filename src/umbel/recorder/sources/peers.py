@@ -29,7 +29,7 @@ from redis.retry import Retry
 
 from umbel.app.events.stream import topics_of
 from umbel.broker import base64text
-from umbel.broker.session import Outage, Session
+from umbel.broker.sessions.session import Outage, Session
 from umbel.recorder.sources.messages import Message
 from umbel.wire.events import EVENT_LIMITS, OWN_EXCHANGE
 from umbel.wire.jsontext import loads_json

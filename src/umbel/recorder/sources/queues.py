@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any, Final
 from kombu import Connection, Consumer, Exchange, Queue
 
 from umbel.app.events.publisher import event_exchange
-from umbel.broker.connections import driver, hang_up
-from umbel.broker.messages import Unreadable
-from umbel.broker.session import opening
-from umbel.broker.task_channel import task_channel
+from umbel.broker.sessions.connections import driver, hang_up
+from umbel.broker.sessions.session import opening
+from umbel.broker.tasks.messages import Unreadable
+from umbel.broker.tasks.task_channel import task_channel
 from umbel.recorder.sources.messages import Message
 from umbel.wire.events import OWN_EXCHANGE
 

@@ -33,8 +33,8 @@ from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
 
 from umbel.app.events.stream import FIELD, stream_key
-from umbel.broker.connections import hang_up
-from umbel.broker.session import opening
+from umbel.broker.sessions.connections import hang_up
+from umbel.broker.sessions.session import opening
 from umbel.recorder.sources.messages import Message
 from umbel.recorder.sources.peers import Peers
 from umbel.wire.events import CONTENT_ENCODING, CONTENT_TYPE, encode

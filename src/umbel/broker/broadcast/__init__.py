@@ -1,0 +1,1 @@
+"""What is broadcast and answered: events, control messages and their replies."""

@@ -1,0 +1,1 @@
+"""Write-once registers: whoever writes first has decided."""

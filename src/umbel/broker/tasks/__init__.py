@@ -1,0 +1,1 @@
+"""Task messages on a broker: their layout, publishing them, and the channel that brings them."""

@@ -1,8 +1,0 @@
-"""The commands that every worker obeys, one file per family."""
-
-from __future__ import annotations
-
-from umbel.worker.commands import consuming, inspecting, limiting, living, pooling, revoking
-from umbel.worker.commands.registry import BUILTIN
-
-__all__ = ["BUILTIN", "consuming", "inspecting", "limiting", "living", "pooling", "revoking"]

@@ -1,0 +1,1 @@
+"""Remote control: how messages come in, and what they can ask for."""

@@ -1,0 +1,1 @@
+"""What a worker knows of the other nodes: thin drivers of `umbel.cluster.node`."""

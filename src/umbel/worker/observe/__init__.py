@@ -1,0 +1,1 @@
+"""What a worker lets others see: task events, metrics, health, logs."""
