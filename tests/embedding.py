@@ -42,7 +42,8 @@ def servers_of(directory: Path) -> list[psutil.Process]:
     for process in psutil.process_iter(["name", "cmdline", "status"]):
         line = process.info["cmdline"] or []
         if process.info["status"] != psutil.STATUS_ZOMBIE and (
-            "embedded_keeper" in " ".join(line)[:300]
+            "embedded/keeper.py" in (text := " ".join(line)[:300])
+            or "embedded.keeper" in text
             or process.info["name"] in ("valkey-server", "redis-server")
         ):
             try:

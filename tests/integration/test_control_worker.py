@@ -126,7 +126,7 @@ def test_limits_apply_at_once(
     wait_until(
         lambda: inside.worker.deliveries.limits.parked_count == 19, what="tasks that are parked"
     )
-    assert tasks.ran == [0]
+    wait_until(lambda: tasks.ran == [0], what="the first task")
     assert tell(inside, "rate_limit", task_name="note", rate_limit=0) == {
         "ok": "rate limit disabled successfully"
     }

@@ -223,7 +223,7 @@ def test_the_page_of_a_worker_shows_what_it_has(flower: Flower, node: Node) -> N
         assert shown in page
     for shown in ("t.gate", "t.flaky", "result_backend", "Prefetch Count", str(node.worker.pid)):
         assert shown in page
-    assert "Umbel.worker.pools" in page  # Flower writes words large
+    assert "Umbel.worker.execution.pools" in page  # Flower writes words large
     assert f'id="worker-cancel-consumer-{node.queue}"' in page
     assert 'id="task-timeout-soft-t.sleep"' in page
 

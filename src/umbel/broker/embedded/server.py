@@ -8,12 +8,12 @@ never meet, because a server listens on a socket inside its own directory and no
 Invariants
 - The directory is readable by its owner only (0700), and so is the socket (0600).
 - A lease is a shared lock on `users.lock`. The kernel releases it when the process ends,
-  even by SIGKILL, so no server outlives its users. `embedded_keeper` explains the locks.
+  even by SIGKILL, so no server outlives its users. `keeper` explains the locks.
 - A lease belongs to the process that took it. A forked child starts without any: it neither
   keeps the server alive nor can it release its parent's lease; if it may outlive its parent
   it must `join` itself.
 - The data stay: an append-only file, synced every second and when the server is stopped. Any
-  server that can be chosen (`embedded_program`) reads what any other one has written.
+  server that can be chosen (`program`) reads what any other one has written.
 - A server of an older Umbel that still runs is used as it is. When it has ended, the next one takes
   over its data.
 
