@@ -51,6 +51,19 @@ HOLD_MAX_S: Final = 60.0
 LOSSES_MAX: Final = 10
 # Tasks of which is remembered how often they took a pool process with them.
 LOSSES_REMEMBERED_MAX: Final = 10_000
+# Looked up for every task, several times.
+_HELD: Final = State.HELD
+_PARKED: Final = State.PARKED
+_READY: Final = State.READY
+_IN_POOL: Final = State.IN_POOL
+_RUNNING: Final = State.RUNNING
+_STORING: Final = State.STORING
+_RETURNING: Final = State.RETURNING
+_GONE: Final = State.GONE
+_OURS: Final = MessageState.OURS
+_SETTLED: Final = MessageState.SETTLED
+_VOID: Final = MessageState.VOID
+_IN_DOUBT: Final = MessageState.IN_DOUBT
 
 
 class Deliveries:
@@ -103,7 +116,7 @@ class Deliveries:
             return False
         if isinstance(known, Delivery):
             self._do.adopted(known)
-            known.message, known.message_state = message, MessageState.OURS
+            known.message, known.message_state = message, _OURS
             self.redeliveries.adopted.add(id(known))
             self.prefetch.adopted = len(self.redeliveries.adopted)
             return True
@@ -116,10 +129,9 @@ class Deliveries:
 
     def arrived(self, delivery: Any) -> None:
         """A message arrived: its task is discarded, held, parked or ready."""
-        key, task_id = id(delivery), delivery.header.id
-        self.reserved[key] = delivery
-        known = self._by_task_id.setdefault(task_id, delivery)
-        if known is not delivery:
+        task_id = delivery.header.id
+        self.reserved[id(delivery)] = delivery
+        if self._by_task_id.setdefault(task_id, delivery) is not delivery:
             self._repeated.setdefault(task_id, []).append(delivery)
         may_be_bad = delivery.expires_s is not None or self.revocations.any
         if may_be_bad and self._is_discarded(delivery):
@@ -156,7 +168,7 @@ class Deliveries:
 
     def make_ready(self, delivery: Any) -> None:
         """It waits for nothing but the pool."""
-        delivery.state = State.READY
+        delivery.state = _READY
         self.ready.append(delivery)
         if self.in_pool < self.prefetch.concurrency:  # else with others, before the loop waits
             self.dispatch()
@@ -181,7 +193,7 @@ class Deliveries:
     def discard(self, delivery: Any, why: str) -> None:
         """Answer a delivery that may not run, and that neither waits nor is in the pool."""
         self._unhold(delivery)
-        self._leave(delivery, State.STORING)
+        self._leave(delivery, _STORING)
         self._do.store_revoked(delivery, why, None)
 
     def discard_waiting(self, deliveries: Sequence[Any], why: str) -> None:
@@ -200,7 +212,7 @@ class Deliveries:
         timer = delivery.timer
         if timer is None:
             self.prefetch.hold(delivery)
-            delivery.state = State.HELD
+            delivery.state = _HELD
         else:
             timer.cancel()
         delivery.timer = self._do.call_after(wait_s, then, delivery)
@@ -230,7 +242,6 @@ class Deliveries:
     def _startable(self, refused: list[tuple[Any, str]]) -> Iterator[Any]:
         """What is ready, as the pool asks for it, without what must not start any more."""
         ready, revocations, is_stopping = self.ready, self.revocations, self._is_stopping
-        in_pool = State.IN_POOL
         while ready and not is_stopping():
             delivery = ready.popleft()
             if revocations.any or delivery.expires_s is not None:
@@ -238,7 +249,7 @@ class Deliveries:
                 if why is not None:
                     refused.append((delivery, why))
                     continue
-            delivery.state = in_pool
+            delivery.state = _IN_POOL
             self.in_pool += 1
             yield delivery
 
@@ -247,7 +258,7 @@ class Deliveries:
         recalled = self._do.recall()
         self.in_pool -= len(recalled)
         for one in recalled:
-            one.state = State.READY
+            one.state = _READY
         self.ready.extendleft(reversed(recalled))
 
     def reconsider(self) -> None:
@@ -266,7 +277,7 @@ class Deliveries:
     def began(self, delivery: Any) -> None:
         """The code of its task begins."""
         self.active[id(delivery)] = delivery
-        delivery.state = State.RUNNING
+        delivery.state = _RUNNING
         if not delivery.policy.acks_late:
             self.settle(delivery, ACK)
 
@@ -275,7 +286,7 @@ class Deliveries:
         try:
             self.settle(delivery, how)
         finally:
-            self._left_pool(delivery, State.GONE)
+            self._left_pool(delivery, _GONE)
 
     def how_failed(self, delivery: Any) -> str:
         """How the message of a failed task is settled."""
@@ -293,21 +304,21 @@ class Deliveries:
 
     def failed(self, delivery: Any) -> None:
         """It did not end by itself, and an outcome is being stored: `stored` is next."""
-        self._left_pool(delivery, State.STORING)
+        self._left_pool(delivery, _STORING)
 
     def terminated(self, delivery: Any, signum: int) -> bool:
         """It was ended from outside; false if that was because its message comes again."""
         if delivery.cancelled:
-            self._left_pool(delivery, State.GONE)
+            self._left_pool(delivery, _GONE)
             return False
-        self._left_pool(delivery, State.STORING)
+        self._left_pool(delivery, _STORING)
         self._do.store_revoked(delivery, "terminated", signum)
         return True
 
     def stored(self, delivery: Any, how: str) -> None:
         """Its outcome is stored."""
         self.leaving.pop(id(delivery), None)
-        delivery.state = State.GONE
+        delivery.state = _GONE
         self.settle(delivery, how)
 
     def _left_pool(self, delivery: Any, state: State) -> None:
@@ -316,7 +327,7 @@ class Deliveries:
         self.in_pool -= 1
         if delivery.owed:
             self._owe_no_more(delivery)
-        if delivery.message_state is not MessageState.SETTLED or self.redeliveries.adopted:
+        if delivery.message_state is not _SETTLED or self.redeliveries.adopted:
             self.redeliveries.ended(delivery)
             self.prefetch.adopted = len(self.redeliveries.adopted)
 
@@ -332,15 +343,15 @@ class Deliveries:
     def settle(self, delivery: Any, how: str) -> None:
         """Settle its message, unless that was done."""
         state = delivery.message_state
-        if state is MessageState.OURS:
-            delivery.message_state = MessageState.SETTLED
+        if state is _OURS:
+            delivery.message_state = _SETTLED
             if self._do.settle(delivery.message, how):
                 if self.redeliveries.recent is not None:
                     self.redeliveries.note(delivery.header, how)
                 return
-        elif state is not MessageState.VOID:
+        elif state is not _VOID:
             return
-        delivery.message_state = MessageState.IN_DOUBT
+        delivery.message_state = _IN_DOUBT
         self._settle_later(delivery.message, how)
         self.redeliveries.remember(delivery.header, how)
 
@@ -366,13 +377,13 @@ class Deliveries:
     def return_behind(self, delivery: Any) -> None:
         """It waits for nothing any more, and another worker shall run it."""
         self._unhold(delivery)
-        self._leave(delivery, State.RETURNING)
+        self._leave(delivery, _RETURNING)
         self._do.return_behind(delivery)
 
     def returned(self, delivery: Any) -> None:
         """Its message was moved behind the others."""
         if self._has_returned(delivery):
-            delivery.message_state = MessageState.SETTLED
+            delivery.message_state = _SETTLED
 
     def copied(self, delivery: Any) -> None:
         """A copy of its message is behind the others, so this one is acknowledged."""
@@ -385,10 +396,10 @@ class Deliveries:
             self.settle(delivery, REQUEUE)
 
     def _has_returned(self, delivery: Any) -> bool:
-        if delivery.state is not State.RETURNING:
+        if delivery.state is not _RETURNING:
             return False  # its connection was lost meanwhile
         self.leaving.pop(id(delivery), None)
-        delivery.state = State.GONE
+        delivery.state = _GONE
         return True
 
     def give_back(self) -> None:
@@ -399,18 +410,18 @@ class Deliveries:
         self.ready.clear()
         for one in reversed(waiting):
             self._unhold(one)
-            self._leave(one, State.GONE)
+            self._leave(one, _GONE)
             self.settle(one, RETURN)
 
     def _take_waiting(self, deliveries: Iterable[Any]) -> list[Any]:
         """Those of these that nothing works on; but for timers they wait no longer."""
-        chosen = {id(one): one for one in deliveries if one.message_state is MessageState.OURS}
-        parked = {key for key, one in chosen.items() if one.state is State.PARKED}
+        chosen = {id(one): one for one in deliveries if one.message_state is _OURS}
+        parked = {key for key, one in chosen.items() if one.state is _PARKED}
         if parked:
             self.limits.take_out(parked)
-        if any(one.state is State.IN_POOL for one in chosen.values()):
+        if any(one.state is _IN_POOL for one in chosen.values()):
             self.recall()
-        ready = {key for key, one in chosen.items() if one.state is State.READY}
+        ready = {key for key, one in chosen.items() if one.state is _READY}
         if ready:
             self.ready = deque(one for one in self.ready if id(one) not in ready)
         return [one for one in chosen.values() if _waits(one)]
@@ -419,7 +430,7 @@ class Deliveries:
         """Nothing of it is to be run any more."""
         delivery.state = state
         key, task_id = id(delivery), delivery.header.id
-        if state is not State.GONE:
+        if state is not _GONE:
             self.leaving[key] = delivery
         if self.reserved.pop(key, None) is None:
             return
@@ -449,7 +460,7 @@ class Deliveries:
             _void(one)
             if _waits(one):
                 self._unhold(one)
-                self._leave(one, State.GONE)
+                self._leave(one, _GONE)
                 if not tied:
                     self._orphans.append(one.message)
                 continue
@@ -463,9 +474,9 @@ class Deliveries:
             if tied and not one.cancelled:
                 self.redeliveries.expect(one)
         for one in list(self.leaving.values()):
-            if one.message_state is MessageState.OURS:
+            if one.message_state is _OURS:
                 _void(one)
-                if one.state is State.RETURNING:
+                if one.state is _RETURNING:
                     self._leave_returning(one)
         self.redeliveries.connection_lost(tied=tied)
         self._do.drop_timers()
@@ -474,8 +485,8 @@ class Deliveries:
     def _leave_returning(self, delivery: Any) -> None:
         # It has not run: a copy of it, which looks the same, must not be taken for it.
         del self.leaving[id(delivery)]
-        delivery.state = State.GONE
-        delivery.message_state = MessageState.IN_DOUBT
+        delivery.state = _GONE
+        delivery.message_state = _IN_DOUBT
         self._settle_later(delivery.message, REQUEUE)
 
     def connection_back(self, *, tied: bool) -> None:
@@ -496,8 +507,8 @@ class Deliveries:
             self._do.put_back(self._orphans[-1])
             self._orphans.pop()
         for one in (*self.reserved.values(), *self.leaving.values()):
-            if one.message_state is MessageState.VOID and not one.cancelled:
-                one.message_state = MessageState.OURS
+            if one.message_state is _VOID and not one.cancelled:
+                one.message_state = _OURS
                 if one.owed:
                     self._owe_no_more(one)
                 self._do.adopt(one.message)
@@ -525,19 +536,19 @@ class Deliveries:
     def unsettled(self) -> list[Any]:
         """The deliveries whose messages wait on this connection to be settled."""
         every = (*self.reserved.values(), *self.leaving.values())
-        return [one for one in every if one.message_state is MessageState.OURS]
+        return [one for one in every if one.message_state is _OURS]
 
 
 def _waits(delivery: Any) -> bool:
     return delivery.state in _WAITING
 
 
-_WAITING: Final = frozenset({State.HELD, State.PARKED, State.READY})
+_WAITING: Final = frozenset({_HELD, _PARKED, _READY})
 
 
 def _void(delivery: Any) -> None:
     state = delivery.message_state
-    if state is MessageState.OURS:
-        delivery.message_state = MessageState.VOID
-    elif state is MessageState.SETTLED:
-        delivery.message_state = MessageState.IN_DOUBT
+    if state is _OURS:
+        delivery.message_state = _VOID
+    elif state is _SETTLED:
+        delivery.message_state = _IN_DOUBT

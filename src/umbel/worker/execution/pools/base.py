@@ -224,7 +224,11 @@ class Pool(ABC):
             notify(call, *args)
             self.options.on_room()
 
-        self._report(end)
+        loop = self.options.loop
+        if loop is None:
+            notify(end)
+        else:
+            loop.post(end)  # which logs what fails
 
     def _described(self, **more: Any) -> dict[str, Any]:
         cls = type(self)
