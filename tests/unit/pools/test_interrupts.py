@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import threading
 
 from umbel.exceptions import SoftTimeLimitExceeded
 from umbel.worker.execution.pools.interrupts import Guard
+from umbel.worker.execution.pools.steering import steered
 
 # In a process of its own: what this guards against makes it stand still.
 TRACED = """
@@ -67,3 +69,17 @@ def test_an_interrupt_hits_a_running_job_only() -> None:
     done.set()
     assert caught == [KeyError]
     assert not guard.interrupt(KeyError), "the job has ended"
+
+
+def test_a_steered_coroutine_that_nobody_waits_for_any_more_is_closed_once() -> None:
+    class Item:
+        task = interrupt = None
+
+    async def waits() -> None:
+        await asyncio.sleep(0)
+
+    coroutine = waits()
+    driven = steered(coroutine, Item())
+    driven.send(None)
+    coroutine.close()  # as the collector may do first
+    driven.close()

@@ -36,6 +36,9 @@ def steered(awaitable: Awaitable[T], item: Steered) -> Generator[Any, Any, T]:
         error = value = None
         try:
             value = yield waited_for
+        except GeneratorExit:  # nobody waits for it any more; it may have been closed before
+            steps.close()
+            raise
         except BaseException as exc:  # noqa: BLE001 - handed on to the coroutine
             error = exc
         if item.interrupt is not None:
