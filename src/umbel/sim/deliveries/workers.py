@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 
 SIGTERM: Final = 15
 EVENTS_MAX: Final = 500_000
-SIDE_S: Final = 0.01  # what is stored or read by the side thread takes up to this long
+# What is stored or read by the side thread takes up to this long; longer where the result backend
+# is slow.
+SIDE_S, SLOW_SIDE_S = 0.01, 1.5
 REPORT_S: Final = 0.003
 NOTICE_S: Final = 0.2
 RECONNECT_S: Final = 0.3
@@ -102,6 +104,7 @@ class SimWorker:
         self._waiting: deque[CheckedDelivery] = deque()  # in the pool, not begun
         self.running: list[Run] = []
         self._asides = 0
+        self._side_s = SIDE_S if dice() < 0.8 else SLOW_SIDE_S
         self._returning: list[CheckedDelivery] = []
         self._copying = 0
         self._turn_due = False
@@ -522,7 +525,7 @@ class SimWorker:
 
     def _aside(self, done: Callable[..., None], *args: Any) -> None:
         self._asides += 1
-        self.later(SIDE_S * self._world.dice(), self._done_aside, done, args)
+        self.later(self._side_s * self._world.dice(), self._done_aside, done, args)
 
     def _done_aside(self, done: Callable[..., None], args: tuple[Any, ...]) -> None:
         self._asides -= 1

@@ -319,7 +319,10 @@ class Deliveries:
         """Its outcome is stored."""
         self.leaving.pop(id(delivery), None)
         delivery.state = _GONE
-        self.settle(delivery, how)
+        try:
+            self.settle(delivery, how)
+        finally:
+            self._comes_no_more(delivery)
 
     def _left_pool(self, delivery: Any, state: State) -> None:
         self.active.pop(id(delivery), None)
@@ -327,6 +330,11 @@ class Deliveries:
         self.in_pool -= 1
         if delivery.owed:
             self._owe_no_more(delivery)
+        if state is _GONE:  # else when its outcome is stored
+            self._comes_no_more(delivery)
+
+    def _comes_no_more(self, delivery: Any) -> None:
+        """Nothing here waits for its message to come again, or is to settle one that has."""
         if delivery.message_state is not _SETTLED or self.redeliveries.adopted:
             self.redeliveries.ended(delivery)
             self.prefetch.adopted = len(self.redeliveries.adopted)
@@ -423,7 +431,9 @@ class Deliveries:
             self.recall()
         ready = {key for key, one in chosen.items() if one.state is _READY}
         if ready:
-            self.ready = deque(one for one in self.ready if id(one) not in ready)
+            kept = [one for one in self.ready if id(one) not in ready]
+            self.ready.clear()  # in place: the pool may be taking from it
+            self.ready.extend(kept)
         return [one for one in chosen.values() if _waits(one)]
 
     def _leave(self, delivery: Any, state: State) -> None:
@@ -478,6 +488,8 @@ class Deliveries:
                 _void(one)
                 if one.state is _RETURNING:
                     self._leave_returning(one)
+                elif tied:  # it has run, or may not run
+                    self.redeliveries.expect(one)
         self.redeliveries.connection_lost(tied=tied)
         self._do.drop_timers()
         self.prefetch.forget_sent()
