@@ -113,7 +113,7 @@ def write_days(
 def retained(path: Path, share: float, dice: random.Random, writer: LogWriter) -> Path:
     """Puts a segment with some of its rows in the place of one, as `umbel history retain` does."""
     rows = pq.read_table(path, partitioning=None)
-    kept = rows.filter([dice.random() < share for _ in range(len(rows))])
+    kept = rows.filter(pa.array([dice.random() < share for _ in range(len(rows))], pa.bool_()))
     manifest = {"format": 1, "rows": len(kept), "replaces": [path.name], "retained": True}
     made = kept.replace_schema_metadata({b"umbel": json.dumps(manifest).encode()})
     target = writer.add_table(made, path.parent.name.removeprefix("day="))

@@ -129,3 +129,34 @@ def test_receipts_times_and_roots_that_only_removed_segments_told_are_forgotten(
     build(options, spark)
     assert {row["outcome"] for row in rows(tables, "attempts")} == {"RUNNING"}
     assert_equal_to_one_build(spark, tmp_path / "log", tables, rows)
+
+
+def test_an_election_is_judged_again_when_only_events_of_its_task_are_removed(
+    spark: SparkSession, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from umbel.pipeline.build import Options, build
+
+    monkeypatch.setattr("umbel.pipeline.cells.CELL_ROWS", 10)
+    monkeypatch.setattr("umbel.pipeline.build.REMOVED_MAX", 1.1)
+    writer, tables, story = LogWriter(tmp_path / "log"), tmp_path / "tables", Story()
+    node = story.node("w1@a")
+    for number in range(30):
+        node.run(f"t{number}")
+    action = {"task": "shop.add", "options": {"task_id": "theirs"}}  # as Celery's signatures have
+    node.tell("worker-elect", id="e", topic="task", cver=1, action=action)
+    node.tell("worker-elected", id="e", winner="w1@a")
+    for number in range(30, 40):  # so that its task is in another cell
+        node.run(f"t{number}")
+    story.now += 60
+    node.beat()
+    writer.add(story.events)
+    story.now += 1
+    segment = writer.add([node.tell("task-revoked", "theirs", terminated=False, expired=False)])
+    options = Options(log=str(tmp_path / "log"), tables=str(tables))
+    build(options, spark)
+    assert [row["verdict"] for row in rows(tables, "elections")] == ["none"]
+    segment.unlink()
+    build(options, spark)
+    assert [row["verdict"] for row in rows(tables, "elections")] == ["open"]
+    assert_equal_to_one_build(spark, tmp_path / "log", tables, rows)
+    assert rows(tables, "revocations") == []  # what is staged of none is no table of Arrow's

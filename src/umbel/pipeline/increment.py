@@ -340,7 +340,7 @@ class Increment:
             WITH about AS (
                 SELECT id, _task FROM {{held}}
                 WHERE id IN (SELECT uuid FROM {{told}}) OR _task IN (SELECT uuid FROM {{told}})
-                    OR {cut}
+                    OR {cut} OR _task IN (SELECT uuid FROM {{tasks}} WHERE {cut})
             )
             SELECT uuid FROM {{told}}
             UNION SELECT id FROM about

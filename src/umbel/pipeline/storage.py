@@ -283,7 +283,10 @@ class Publication:
     def keep(self, rows: DataFrame, name: str) -> DataFrame:
         """Write what several tables are made of; gives it as it was written."""
         if self.is_small:
-            return self.spark.createDataFrame(schemas.collected(rows)).coalesce(1)
+            table = schemas.collected(rows)
+            if not table.num_rows:  # Spark does not take a table without a chunk of rows
+                return schemas.no_rows(self.spark, rows.schema)
+            return self.spark.createDataFrame(table).coalesce(1)
         path = f"{WORK}/{name}-{self.run}"
         self._write(rows, path)
         return self.spark.read.schema(rows.schema).parquet(self.tables.at(path))
