@@ -56,7 +56,7 @@ class Channel:
         self.window = 1
         self.unacked: dict[int, Letter] = {}  # as the broker sees it
         self.writing: dict[int, tuple[Letter, str]] = {}  # settled, and not there yet
-        self.returned = 0  # the number of the letter that was given back last
+        self.returned = 0  # the number of the letter that was given back last in a warm stop
         self.written_at = self.received_at = 0.0
 
 
@@ -110,9 +110,10 @@ class Broker:
         if how == REJECT:
             self._play.rejected(stored.task)
         elif how == RETURN:
-            if 0 < channel.returned < letter.number:
-                self._play.checks.order(letter)
-            channel.returned = letter.number
+            if letter.is_last_word:
+                if 0 < channel.returned < letter.number:
+                    self._play.checks.order(letter)
+                channel.returned = letter.number
             stored.redelivered = True
             queue.appendleft(stored)
         elif how == REQUEUE:

@@ -250,11 +250,10 @@ class Play:
         """Unix time, the same for all."""
         return WALL_S + self.world.now
 
-    def finished(self, task: Task) -> None:
-        """The code of a task has ended, and its result is stored."""
-        if task.ends == REQUEUED:
-            return
-        self.stored(task, task.ends)
+    def finished(self, task: Task, ends: str) -> None:
+        """The code of a task has ended like this, and its result is stored."""
+        if ends != REQUEUED:
+            self.stored(task, ends)
 
     def rejected(self, task: Task) -> None:
         """The broker has dropped a message."""

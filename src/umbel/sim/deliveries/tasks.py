@@ -85,13 +85,14 @@ class Stored:
 class Letter:
     """A message that was delivered to a worker."""
 
-    __slots__ = ("channel", "copied", "number", "settled", "stored", "tag")
+    __slots__ = ("channel", "copied", "is_last_word", "number", "settled", "stored", "tag")
 
     def __init__(self, channel: Channel, tag: int, stored: Stored) -> None:
         self.channel, self.tag, self.stored = channel, tag, stored
         self.number = tag  # in the order of delivery
         self.settled = False
         self.copied = False  # a copy of it is in its queue
+        self.is_last_word = False  # settled while its worker stops
 
 
 _STATE: Any = Delivery.state  # type: ignore[misc]

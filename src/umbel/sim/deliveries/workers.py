@@ -75,10 +75,13 @@ class Endless(Exception):
 class Run:
     """The code of a task, running in a pool."""
 
-    __slots__ = ("delivery", "is_over")
+    __slots__ = ("delivery", "ends", "is_over")
 
     def __init__(self, delivery: CheckedDelivery) -> None:
         self.delivery = delivery
+        self.ends = delivery.task.ends
+        if self.ends == REQUEUED:
+            delivery.task.ends = SUCCESS  # the next time
         self.is_over = False
 
 
@@ -253,7 +256,6 @@ class SimWorker:
         self.is_stopping = True
         if self.channel is not None:
             self.channel.consuming.clear()
-            self.channel.returned = 0
         if cold:
             for run in self.running:
                 self._kill(run)
@@ -344,7 +346,7 @@ class SimWorker:
         if not channel.is_open and not channel.is_silent:
             self.later(0.0, self._notice, channel)
             return False
-        letter.settled = True
+        letter.settled, letter.is_last_word = True, self.is_stopping
         if channel.is_open or not self.play.broker.tied:
             self.play.broker.write(letter, how)
         return True
@@ -418,9 +420,11 @@ class SimWorker:
         self._begin_some()
 
     def _run_here(self, delivery: CheckedDelivery) -> None:
+        run = Run(delivery)
         self._starts(delivery)
-        self._began(Run(delivery))
-        self._ends(delivery)
+        self._began(run)
+        self.play.finished(delivery.task, run.ends)
+        self._ends(run)
 
     def _begin_some(self) -> None:
         world = self._world
@@ -455,18 +459,16 @@ class SimWorker:
         if run.is_over:
             return
         run.is_over = True
-        self.play.finished(run.delivery.task)
+        self.play.finished(run.delivery.task, run.ends)
         self.later(REPORT_S * self._world.dice() + REPORT_S, self._ended, run)
 
     def _ended(self, run: Run) -> None:
         self.running.remove(run)
-        self._ends(run.delivery)
+        self._ends(run)
         self._has_room()
 
-    def _ends(self, delivery: CheckedDelivery) -> None:
-        ends, task = delivery.task.ends, delivery.task
-        if self.pool_kind == SOLO:
-            self.play.finished(task)
+    def _ends(self, run: Run) -> None:
+        delivery, ends = run.delivery, run.ends
         if ends == SUCCESS:
             self.machine.ended(delivery, ACK)
         elif ends == FAILURE:
@@ -475,9 +477,8 @@ class SimWorker:
             self.machine.ended(delivery, REJECT)
         else:
             assert ends == REQUEUED
-            task.ends = SUCCESS  # the next time
-            task.excuses += 1
-            self.machine.ended(delivery, REQUEUE if task.kind.acks_late else ACK)
+            delivery.task.excuses += 1
+            self.machine.ended(delivery, REQUEUE)
 
     def _child_dies(self, run: Run, _: Any) -> None:
         if run.is_over:
