@@ -216,13 +216,14 @@ def test_a_saturated_loop_handles_what_is_posted_within_a_fifth_of_a_second(
 ) -> None:
     inside = bench.inside
     message = inside.client.signature("noop")
-    inside.client.send_many([message.clone() for _ in range(3000)])
+    count = 20_000  # more than a fast machine runs while it is measured
+    inside.client.send_many([message.clone() for _ in range(count)])
     inside.start()
-    counters, waits_s = inside.worker.counters, []
-    while counters.finished < 2900 and len(waits_s) < 500:
+    counters, waits_s = inside.worker.counters, list[float]()
+    while len(waits_s) < 200 and counters.finished < count:
         began = time.monotonic()
         inside.call(lambda: None)
         waits_s.append(time.monotonic() - began)
         threading.Event().wait(0.002)
-    assert len(waits_s) >= 100, "the load was over too soon"
+    assert counters.finished < count, "the load was over too soon"
     assert percentile(waits_s, 0.99) < 0.2, sorted(waits_s)[-10:]

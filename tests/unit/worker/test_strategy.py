@@ -132,13 +132,13 @@ def test_limits_of_the_call_go_over_those_of_the_task(worker: Worker) -> None:
     worker.receiver(task_message("late"))
     worker.receiver(task_message("late", time_limit=7))
     plain, called = worker.deliveries.ready
-    assert plain.strategy.limits(plain.header) == (3, 9)
-    assert called.strategy.limits(called.header) == (3, 7)
+    assert plain.policy.limits(plain.header) == (3, 9)
+    assert called.policy.limits(called.header) == (3, 7)
 
 
 def test_what_is_expected_of_a_task_is_the_mean_of_the_last_ones(worker: Worker) -> None:
     worker.receiver(task_message("late"))
-    strategy = worker.deliveries.ready[0].strategy
+    strategy = worker.deliveries.ready[0].policy
     assert strategy.typical_s is None
     strategy.took(0.001)
     assert strategy.typical_s == 0.001
