@@ -176,7 +176,7 @@ class TimeMoved(NamedTuple):
 
 
 class Learned(NamedTuple):
-    """Revocations that others told of are new here."""
+    """Revocations that other nodes have sent are new here."""
 
     changed: list[Revocation]
 
@@ -205,7 +205,7 @@ Effect = (
 
 
 class NodeMachine:
-    """See the module's text. Before `take_part` it hears and greets, but holds no elections."""
+    """One node. Before `take_part` it hears and greets, but holds no elections."""
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class NodeMachine:
     ) -> None:
         """`beat_s` is the interval that was set, `check_s` that of looks for lost nodes.
 
-        `may` tells whether this node does what a command does, `hide` takes secrets out of reasons.
+        `may` says whether this node obeys a command, `hide` takes secrets out of reasons.
         """
         self.hostname = hostname
         self.clock, self.wall, self.revocations = clock, wall, revocations
@@ -270,7 +270,7 @@ class NodeMachine:
         return [self.hostname, *(one.node.hostname for one in self.membership.alive())]
 
     def summary(self) -> str:
-        """What heartbeats tell of revocations and pauses: equal for equal knowledge."""
+        """A digest of revocations and pauses for heartbeats: equal for equal knowledge."""
         return mingle.summary_of(self.revocations) + self.pauses.summary()
 
     # -- events ------------------------------------------------------------------------

@@ -8,11 +8,12 @@ once more at the end of the play.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from umbel.cluster.clock import CLOCK_MAX, FIRST_MAX, JUMP_MAX
 from umbel.cluster.election_words import FORGOTTEN, node_of
 from umbel.cluster.membership import Lost
+from umbel.sim.outcomes import Verdicts
 from umbel.sim.world import World
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from umbel.sim.plays import Play
 
 CALM_MAX_S: Final = 9.0
-VIOLATIONS_MAX: Final = 20
 # More than any honest play comes to.
 _HONEST_CLOCK_MAX: Final = 1_000_000
 
@@ -38,34 +38,16 @@ PAUSES: Final = "everybody knows the same queues to be paused"
 BOUNDS: Final = "tables stay within their bounds"
 
 
-class Violation(NamedTuple):
-    """A rule that was broken, when, and what was seen."""
-
-    rule: str
-    at_s: float
-    seen: str
-
-    def __str__(self) -> str:
-        return f"{self.rule}: {self.seen} (at {self.at_s:.3f} s)"
-
-
-class Checks:
+class Checks(Verdicts):
     """What has happened in a play, as far as rules are about it."""
 
     def __init__(self, world: World) -> None:
-        self._world = world
-        self.violations: list[Violation] = []
+        super().__init__(world)
         self.actions: dict[str, str] = {}  # id -> token of who acted
         self.failures: dict[str, str] = {}  # id -> who has stored that nobody holds it
         self.winners: dict[str, str | None] = {}  # id -> as the first node that knew it says
         self.requested_at: dict[str, float] = {}
         self.acted_at: dict[str, float] = {}
-
-    def violated(self, rule: str, seen: str) -> None:
-        """A rule is broken."""
-        if len(self.violations) < VIOLATIONS_MAX:
-            self.violations.append(Violation(rule, self._world.now, seen))
-            self._world.tell("VIOLATION", f"{rule}: {seen}")
 
     # -- at every step -----------------------------------------------------------------
 

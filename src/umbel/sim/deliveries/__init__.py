@@ -1,4 +1,4 @@
-"""Plays workers, a pool and a broker in virtual time, and checks what becomes of every message.
+"""Plays workers, a pool and a broker in virtual time, and checks what happens to every message.
 
 The workers decide with the machine of `umbel.worker.delivery`; everything around it is a model.
 `umbel sim --what deliveries --seed N` prints a play.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from umbel.sim.checks import VIOLATIONS_MAX, Violation
 from umbel.sim.deliveries.brokers import VISIBILITY_S
+from umbel.sim.outcomes import Verdicts
 from umbel.worker.delivery.states import State
 
 if TYPE_CHECKING:
@@ -30,22 +30,13 @@ LEASES: Final = "no message waits for the visibility timeout while its worker is
 _LOOK_EVERY: Final = 8
 
 
-class Checks:
+class Checks(Verdicts):
     """What has happened in a play, as far as rules are about it."""
 
-    __slots__ = ("_play", "_turns", "violations")
-
     def __init__(self, play: Play) -> None:
+        super().__init__(play.world)
         self._play = play
         self._turns = 0
-        self.violations: list[Violation] = []
-
-    def violated(self, rule: str, seen: str) -> None:
-        """A rule is broken."""
-        world = self._play.world
-        if len(self.violations) < VIOLATIONS_MAX:
-            self.violations.append(Violation(rule, world.now, seen))
-            world.tell("VIOLATION", f"{rule}: {seen}")
 
     def started(self, worker: SimWorker, task: Task) -> None:
         """The code of a task begins."""

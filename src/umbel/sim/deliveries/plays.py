@@ -82,11 +82,7 @@ class Play:
         self.broker.queues = {name: deque() for name in queues}
         self.calm_at = setting.seconds or world.between(0.5, 4.0)
         self.reduces = dice() < 0.8
-        chance = dice()
-        count = setting.nodes or (
-            1 if chance < 0.45 else 2 if chance < 0.8 else 3 + int(dice() * 7)
-        )
-        count = min(count, WORKERS_MAX) if setting.nodes is None else count
+        count = setting.nodes or self._draw_count()
         self.is_alone = count == 1
         chosen = [name for name in setting.faults if dice() < 0.3]
         self.faults = chosen or list(setting.faults[:1])
@@ -94,7 +90,6 @@ class Play:
         self.tasks: list[Task] = []
         self.chords: list[list[Task]] = []
         self.bodies: list[int] = []
-        self._runs = 0
         self.workers = [SimWorker(self, index, 1) for index in range(count)]
         self._send_some(queues)
         self._plan_faults()
@@ -237,10 +232,10 @@ class Play:
         worker = SimWorker(self, before.index, before.life + 1)
         self.world.tell(worker.name, "begins")
         self.workers.append(worker)
-        for task_id in self._revoked:  # which the others tell it
+        for task_id in self._revoked:  # which the other workers send it
             worker.revocations.revoke(task_id, self.wall())
 
-    # -- what becomes of tasks -----------------------------------------------------------
+    # -- what happens to tasks -----------------------------------------------------------
 
     def clock(self) -> float:
         """Monotonic time, the same for all."""

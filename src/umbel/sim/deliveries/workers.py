@@ -110,7 +110,6 @@ class SimWorker:
         self._side_s = SIDE_S if dice() < 0.8 else SLOW_SIDE_S
         self._returning: list[CheckedDelivery] = []
         self._copying = 0
-        self._turn_due = False
         held_max = 3 if dice() < 0.1 else None
         self.prefetch = Prefetch(self.concurrency, 1 + int(dice() * 4), held_max)
         self.revocations = Revocations(play.wall)

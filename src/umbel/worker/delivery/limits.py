@@ -1,4 +1,4 @@
-"""Rate limits: so many tasks of one type per second, minute or hour, on this worker.
+"""Rate limits: how many tasks of one type this worker starts per second, minute or hour.
 
 Each limited type has a token bucket of one token: tasks are spread evenly rather than let through
 in bursts. A task that finds no token is *parked*. Parked tasks take no place in the prefetch
@@ -104,7 +104,7 @@ class RateLimits:
             self.set(name, per_s)
 
     def set(self, name: str, per_s: float | None) -> None:
-        """Limit a task type to so many tasks per second, or lift its limit with 0 or None."""
+        """Limit a task type to `per_s` tasks per second, or lift its limit with 0 or None."""
         self._known.add(name)
         lane = self.lanes.get(name)
         if lane is None:

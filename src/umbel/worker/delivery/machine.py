@@ -454,7 +454,7 @@ class Deliveries:
     # -- the connection ------------------------------------------------------------------
 
     def connection_lost(self, *, cancel: bool, reduce: bool) -> None:
-        """The connection is gone, and what it brought can not be settled on it any more.
+        """The connection is gone, and what it brought cannot be settled on it any more.
 
         Running tasks go on, unless `cancel` says that those whose messages will be delivered again
         are to end. `reduce` says whether the window is smaller until they have ended.

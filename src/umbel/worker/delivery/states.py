@@ -25,7 +25,7 @@ class State(Enum):
     RETURNING = auto()
     GONE = auto()
 
-    # Hashed by identity: states are looked up for every task.
+    # That of Enum is a function in Python, and states are looked up for every task.
     __hash__ = object.__hash__
 
 
@@ -77,7 +77,7 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
     *_lines("may run", (State.RECEIVED, State.HELD, State.PARKED), State.READY),
     *_lines("is revoked or has expired", (State.RECEIVED, *_WAITING), State.STORING),
     *_lines("the pool has room", (State.READY,), State.IN_POOL),
-    *_lines("the pool gives it up, or has closed", (State.IN_POOL,), State.READY),
+    *_lines("the pool gives it up", (State.IN_POOL,), State.READY),
     *_lines("its code begins", (State.IN_POOL,), State.RUNNING),
     *_lines("its code ended by itself", (State.RUNNING,), State.GONE),
     *_lines(

@@ -51,7 +51,7 @@ class Ways(Protocol):
     """Where deliveries go from here."""
 
     def hold(self, delivery: Delivery, wait_s: float, then: Callable[[Delivery], None]) -> None:
-        """It waits for so long at most."""
+        """Let it wait for `wait_s` at most, then call `then`."""
 
     def proceed(self, delivery: Delivery) -> None:
         """It is not known to be revoked."""

@@ -180,7 +180,7 @@ class Runner:
         return failure_of(exc, time.monotonic() - started)
 
     def open_or_empty(self, job: Job, header: TaskHeader) -> Context:
-        """The request of a job; without arguments where its body can not be read."""
+        """The request of a job; without arguments where its body cannot be read."""
         try:
             return self.open(job)[0]
         except Refusal:

@@ -60,7 +60,7 @@ logger = logging.getLogger("umbel.gossip")
 UNSIGNED_SHOWN_MAX = 100
 TURN_S = 0.25
 START_S, JOIN_S, LOST_JOIN_S = 3.0, 1.0, 0.2
-# So long for claims, then the thread listens again.
+# Seconds for claims; then the thread listens again.
 WORK_S = 0.5
 
 NOT_FOR_ELECTION = "not-for-election"
@@ -211,7 +211,7 @@ class Gossip:
         return sorted(known)[:UNSIGNED_SHOWN_MAX]
 
     def summary(self) -> str:
-        """What heartbeats tell of revocations and paused queues."""
+        """A digest of revocations and paused queues, for heartbeats."""
         with self._lock:
             return self.node.summary()
 

@@ -1,8 +1,8 @@
 """Carries out what the machine of `umbel.worker.delivery` decides.
 
-A `TaskDelivery` is the pool's watcher of its own execution; what the pool reports is carried over
-to the loop thread first. `DeliveryDriver` is the effects of the machine: it settles messages, hands
-jobs to the pool, stores results on the side thread, logs, and sends events.
+A `TaskDelivery` is the pool's watcher of its own execution, called on the loop thread.
+`DeliveryDriver` is the effects of the machine: it settles messages, hands jobs to the pool, stores
+results on the side thread, logs, and sends events.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, cast
 
 from umbel.app.declaring import parse_rate
@@ -43,11 +44,12 @@ worker_logger = logging.getLogger("umbel.worker")
 rates_logger = logging.getLogger("umbel.rates")
 
 _RECEIVED, _OURS = State.RECEIVED, MessageState.OURS
-_SETTLE: dict[str, Callable[[Any], None]] = {
-    REJECT: lambda message: message.reject(requeue=False),
-    REQUEUE: lambda message: message.reject(requeue=True),
+_SETTLE: dict[str, Callable[[Any], object]] = {
+    ACK: methodcaller("ack"),
+    REJECT: methodcaller("reject", requeue=False),
+    REQUEUE: methodcaller("reject", requeue=True),
     RETURN: put_back,
-    COPIED: lambda message: message.ack(),
+    COPIED: methodcaller("ack"),
 }
 
 
@@ -78,11 +80,6 @@ class TaskDelivery(Delivery):
         self.accepted_at: float | None = None
 
     @property
-    def strategy(self) -> Strategy:
-        """What its type says."""
-        return self.policy
-
-    @property
     def eta(self) -> datetime | None:
         """When it may begin, as its sender wrote it."""
         text = self.header.eta
@@ -109,7 +106,7 @@ class TaskDelivery(Delivery):
             self.driver.ended(self, result)
 
     def unfit(self, exc: Exception) -> None:
-        """The pool can not take it."""
+        """The pool cannot take it."""
         self.driver.unfit(self, exc)
 
     def soft_limit(self, limit_s: float) -> None:
@@ -157,12 +154,13 @@ class DeliveryDriver:
     def settle(self, message: Any, how: str) -> bool:
         """Settle a message; false if its connection turned out to be lost."""
         try:
-            if how == ACK:
-                message.ack()
-            else:
-                _SETTLE[how](message)
+            _SETTLE[how](message)
         except self._worker.connection_errors as exc:
-            worker_logger.warning("%s of a message did not reach the broker: %s", how, exc)
+            headers = message.headers or {}
+            worker_logger.warning(
+                "%s of the message of %.200r[%.200r] did not reach the broker: %s",
+                how, headers.get("task"), headers.get("id"), exc,
+            )  # fmt: skip
             self.connection_broken(exc, message)
             return False
         return True
@@ -439,9 +437,9 @@ class DeliveryDriver:
     def surplus_returned(self, parked_max: int) -> None:
         """More tasks wait for rate limits than may be parked."""
         rates_logger.warning(
-            "more than %d tasks wait for rate limits: those beyond go back behind the others "
-            "of their queues. If there will always be so many, give them a queue and a worker "
-            "of their own, or raise worker_parked_task_limit",
+            "More than %d tasks wait for rate limits: the others go back behind the other tasks of "
+            "their queues. If this lasts, give these tasks a queue and a worker of their own, or "
+            "raise worker_parked_task_limit",
             parked_max,
         )
 

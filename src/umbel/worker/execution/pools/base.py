@@ -63,7 +63,7 @@ class Watcher(Protocol):
         """Final: `accepted` and `finished` in one."""
 
     def unfit(self, exc: Exception) -> None:
-        """Final: the job can not be handed to where it would run."""
+        """Final: the job cannot be handed to where it would run."""
 
     def hard_limit(self, limit_s: float) -> None:
         """Final: the hard limit has passed and the job was ended."""
@@ -107,7 +107,7 @@ class PoolOptions:
     cpus: Sequence[int] = ()
     """prefork only: each child is bound to one of these CPUs, the one with the fewest children."""
     max_tasks_per_child: int | None = None
-    """prefork only: a child is replaced after so many jobs; caps leaks, costs a fork each."""
+    """prefork only: a child is replaced after this many jobs; caps leaks, costs a fork each."""
     max_memory_per_child_kib: int | None = None
     """prefork only: a child whose resident memory is above this after a job is replaced."""
     child_started: Callable[[], None] = _nothing

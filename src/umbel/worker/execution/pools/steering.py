@@ -44,4 +44,4 @@ def steered(awaitable: Awaitable[T], item: Steered) -> Generator[Any, Any, T]:
         if item.interrupt is not None:
             error, item.interrupt = item.interrupt, None
             if item.task is not None:
-                item.task.uncancel()  # else time-outs inside the task would take it for theirs
+                item.task.uncancel()  # else timeouts inside the task would take it for theirs

@@ -4,7 +4,8 @@ Down, parent to child: packets of a SOCK_SEQPACKET socket. A packet is kind (1 b
 (8 bytes) and more. `JOBS` carries that many small jobs, each as sequence number (8 bytes), a
 flag (1 byte: the parent wants to hear at once when this one begins), length (4 bytes) and its
 encoded bytes. A job that does not fit into one packet comes in several, `MORE` … `LAST`, whose
-number is its sequence number. `VOID`: the last so many jobs before this packet are taken back.
+number is its sequence number. `VOID`: the number counts the jobs before this
+packet that are taken back.
 
 Whether the child may begin the next job is decided by *tokens* (an eventfd that counts down by
 one with each read). For every job the parent adds one, after the packet; the child takes one
