@@ -9,11 +9,12 @@ from typing import Any, Final, NamedTuple
 
 from umbel.sim.deliveries import checks
 from umbel.sim.deliveries.plays import Parts
+from umbel.sim.deliveries.tasks import CheckedDelivery
 from umbel.worker.delivery.effects import ACK, RETURN
 from umbel.worker.delivery.machine import Deliveries
 
 
-class AckDropped(Deliveries):
+class AckDropped(Deliveries[CheckedDelivery]):
     """Every fifth task is not acknowledged."""
 
     def settle(self, delivery: Any, how: str) -> None:
@@ -21,7 +22,7 @@ class AckDropped(Deliveries):
             super().settle(delivery, how)
 
 
-class AckBeforeRun(Deliveries):
+class AckBeforeRun(Deliveries[CheckedDelivery]):
     """Late-acknowledged tasks are acknowledged on receipt."""
 
     def arrived(self, delivery: Any) -> None:
@@ -29,14 +30,14 @@ class AckBeforeRun(Deliveries):
         self.settle(delivery, ACK)
 
 
-class DebtForgotten(Deliveries):
+class DebtForgotten(Deliveries[CheckedDelivery]):
     """The window never widens again after a lost connection."""
 
     def _owe_no_more(self, delivery: Any) -> None:
         delivery.owed = False
 
 
-class GivenBackTwice(Deliveries):
+class GivenBackTwice(Deliveries[CheckedDelivery]):
     """A warm stop gives everything back two times."""
 
     def give_back(self) -> None:
@@ -47,7 +48,7 @@ class GivenBackTwice(Deliveries):
                 self._do.settle(one.message, RETURN)
 
 
-class OldestFirst(Deliveries):
+class OldestFirst(Deliveries[CheckedDelivery]):
     """A warm stop gives the oldest message back first."""
 
     def give_back(self) -> None:
@@ -56,14 +57,14 @@ class OldestFirst(Deliveries):
         super().give_back()
 
 
-class NoAdoption(Deliveries):
+class NoAdoption(Deliveries[CheckedDelivery]):
     """A message that comes again is not recognised."""
 
     def came_again(self, message: Any, header: Any) -> bool:
         return False
 
 
-class NoRecent(Deliveries):
+class NoRecent(Deliveries[CheckedDelivery]):
     """What was settled just before a connection was lost is not remembered."""
 
     def connection_lost(self, *, cancel: bool, reduce: bool) -> None:
@@ -72,7 +73,7 @@ class NoRecent(Deliveries):
         super().connection_lost(cancel=cancel, reduce=reduce)
 
 
-class LeavingForgotten(Deliveries):
+class LeavingForgotten(Deliveries[CheckedDelivery]):
     """Messages whose outcome is being stored are not seen to when the connection is lost."""
 
     def connection_lost(self, *, cancel: bool, reduce: bool) -> None:
@@ -80,7 +81,7 @@ class LeavingForgotten(Deliveries):
         super().connection_lost(cancel=cancel, reduce=reduce)
 
 
-class OrphansForgotten(Deliveries):
+class OrphansForgotten(Deliveries[CheckedDelivery]):
     """What waited when the connection was lost is not given back."""
 
     def connection_back(self, *, tied: bool) -> None:
@@ -88,7 +89,7 @@ class OrphansForgotten(Deliveries):
         super().connection_back(tied=tied)
 
 
-class RevokedRun(Deliveries):
+class RevokedRun(Deliveries[CheckedDelivery]):
     """Nobody looks whether a task is revoked."""
 
     def _objection(self, delivery: Any) -> str | None:
@@ -98,14 +99,14 @@ class RevokedRun(Deliveries):
         """They wait on."""
 
 
-class ParkedForEver(Deliveries):
+class ParkedForEver(Deliveries[CheckedDelivery]):
     """Parked tasks are not looked at again."""
 
     def judge_again(self, delivery: Any) -> None:
         """They wait on."""
 
 
-class HeldUncounted(Deliveries):
+class HeldUncounted(Deliveries[CheckedDelivery]):
     """Tasks that wait for their eta take the place of others."""
 
     def hold(self, delivery: Any, wait_s: float, then: Any) -> None:

@@ -19,6 +19,7 @@ from umbel.sim.deliveries.tasks import (
     REJECTED,
     REQUEUED,
     SUCCESS,
+    CheckedDelivery,
     ForbiddenTransition,
     Letter,
     Task,
@@ -44,7 +45,7 @@ LARGE_SHARE, LARGE_COUNT = 0.001, 2_000
 class Parts:
     """What workers are made of; `mutations` has others."""
 
-    machine: Callable[..., Deliveries] = Deliveries
+    machine: Callable[..., Deliveries[CheckedDelivery]] = Deliveries
 
 
 HONEST: Final = Parts()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from umbel.worker.delivery.states import MessageState, State
 
@@ -98,19 +98,24 @@ class Delivery:
         return self.message_state in (MessageState.SETTLED, MessageState.IN_DOUBT)
 
 
-class Effects(Protocol):
+# What the surroundings make of a delivery: theirs, with more attributes.
+D = TypeVar("D", bound=Delivery)
+D_contra = TypeVar("D_contra", bound=Delivery, contravariant=True)
+
+
+class Effects(Protocol[D]):
     """What the machine has done. All calls come from, and return to, one thread."""
 
-    def fill_pool(self, ready: Iterator[Any]) -> None:
+    def fill_pool(self, ready: Iterator[D]) -> None:
         """Hand deliveries to the pool, as many as it has room for; no more are taken from `ready`.
 
         When it has room again, `Deliveries.dispatch` is called.
         """
 
-    def recall(self) -> Sequence[Any]:
+    def recall(self) -> Sequence[D]:
         """Take deliveries that have not begun out of the pool, oldest first."""
 
-    def cancel(self, delivery: Any) -> None:
+    def cancel(self, delivery: D) -> None:
         """End a running task whose message will be delivered again."""
 
     def settle(self, message: Any, how: str) -> bool:
@@ -122,14 +127,14 @@ class Effects(Protocol):
     def put_back(self, message: Any) -> None:
         """Give a message of a lost connection back to its queue, as the next to be delivered."""
 
-    def return_behind(self, delivery: Any) -> None:
+    def return_behind(self, delivery: D) -> None:
         """Give a message back behind the others of its queue, then report `returned`, `copied`
         or `not_returned`."""
 
-    def store_revoked(self, delivery: Any, why: str, signum: int | None) -> None:
+    def store_revoked(self, delivery: D, why: str, signum: int | None) -> None:
         """Store REVOKED (`revoked`, `expired` or `terminated`), then report `stored`."""
 
-    def received(self, delivery: Any) -> None:
+    def received(self, delivery: D) -> None:
         """Send the event for a delivery that will run, now or later."""
 
     def read_states(self, ids: Sequence[str], then: Callable[[dict[str, Any]], None]) -> None:
@@ -144,7 +149,7 @@ class Effects(Protocol):
     def already_settled(self, header: TaskHeader, how: str) -> None:
         """Log that a message came again whose task has ended."""
 
-    def adopted(self, delivery: Any) -> None:
+    def adopted(self, delivery: D) -> None:
         """Log that the message of a running task came again."""
 
     def call_after(self, wait_s: float, call: Callable[..., None], *args: Any) -> Timer:

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Container, Sequence
-from typing import Protocol
+from typing import Generic, Protocol
 
-from umbel.worker.delivery.effects import Delivery, Effects, Timer
+from umbel.worker.delivery.effects import D, D_contra, Effects, Timer
 from umbel.worker.delivery.prefetch import Prefetch
 from umbel.worker.delivery.states import State
 from umbel.worker.delivery.surplus import Surplus
@@ -47,37 +47,37 @@ class Bucket:
         return max(0.0, self.ready_at - now)
 
 
-class Lane:
+class Lane(Generic[D]):
     """The bucket of one task type and what waits for it."""
 
     __slots__ = ("bucket", "parked", "timer")
 
     def __init__(self, rate: float) -> None:
         self.bucket = Bucket(rate)
-        self.parked: deque[Delivery] = deque()
+        self.parked: deque[D] = deque()
         self.timer: Timer | None = None
 
 
-class Ways(Protocol):
+class Ways(Protocol[D_contra]):
     """Where deliveries go from here."""
 
-    def make_ready(self, delivery: Delivery) -> None:
+    def make_ready(self, delivery: D_contra) -> None:
         """It may run as soon as the pool has room."""
 
-    def judge_again(self, delivery: Delivery) -> None:
+    def judge_again(self, delivery: D_contra) -> None:
         """It has its token; meanwhile it may have expired or been revoked."""
 
-    def return_behind(self, delivery: Delivery) -> None:
+    def return_behind(self, delivery: D_contra) -> None:
         """Another worker shall run it."""
 
 
-class RateLimits:
+class RateLimits(Generic[D]):
     """All limited types of one worker."""
 
     def __init__(
         self,
-        ways: Ways,
-        effects: Effects,
+        ways: Ways[D],
+        effects: Effects[D],
         prefetch: Prefetch,
         parked_max: int,
         clock: Callable[[], float],
@@ -87,7 +87,7 @@ class RateLimits:
         self._prefetch = prefetch
         self._clock = clock
         self._known: set[str] = set()  # types whose limit was set, if only to none
-        self.lanes: dict[str, Lane] = {}
+        self.lanes: dict[str, Lane[D]] = {}
         self.parked_max = max(parked_max, 1)
         self._waiting_count = 0  # parked, and surplus
         self.surplus = Surplus(effects, parked_max, self._give_back, clock)
@@ -121,7 +121,7 @@ class RateLimits:
         while lane.parked:
             self._unpark(lane)
 
-    def admit(self, name: str, delivery: Delivery) -> None:
+    def admit(self, name: str, delivery: D) -> None:
         """Let the delivery run now, or when its type has a token again."""
         lane = self.lanes.get(name)
         if lane is None or (not lane.parked and lane.bucket.take(self._clock())):
@@ -138,11 +138,11 @@ class RateLimits:
         if self._waiting_count > self.parked_max:
             self.surplus.add(delivery)
 
-    def waiting(self) -> list[Delivery]:
+    def waiting(self) -> list[D]:
         """Everything that is parked, or surplus."""
         return [delivery for lane in self.lanes.values() for delivery in lane.parked]
 
-    def clear(self) -> list[Delivery]:
+    def clear(self) -> list[D]:
         """Forget everything that is parked, or surplus; returns it."""
         dropped = self.waiting()
         self.surplus.forget()
@@ -152,19 +152,19 @@ class RateLimits:
         self._count_off(dropped)
         return dropped
 
-    def _schedule(self, name: str, lane: Lane) -> None:
+    def _schedule(self, name: str, lane: Lane[D]) -> None:
         self._cancel(lane)
         if lane.parked:
             wait_s = lane.bucket.wait_s(self._clock())
             lane.timer = self._do.call_after(wait_s, self._release, name, lane)
 
-    def _release(self, name: str, lane: Lane) -> None:
+    def _release(self, name: str, lane: Lane[D]) -> None:
         lane.timer = None
         while lane.parked and lane.bucket.take(self._clock()):
             self._unpark(lane)
         self._schedule(name, lane)
 
-    def _unpark(self, lane: Lane) -> None:
+    def _unpark(self, lane: Lane[D]) -> None:
         delivery = lane.parked.popleft()
         self._count_off((delivery,))
         self.surplus.shrink(delivery)
@@ -179,7 +179,7 @@ class RateLimits:
 
     def take_out(self, keys: Container[int]) -> list[int]:
         """Forget the deliveries of these identities; which of them were parked, or surplus."""
-        gone: list[Delivery] = []
+        gone: list[D] = []
         for lane in self.lanes.values():
             chosen = [one for one in lane.parked if id(one) in keys]
             if chosen:
@@ -192,7 +192,7 @@ class RateLimits:
             self.surplus.shrink(delivery)
         return [id(delivery) for delivery in gone]
 
-    def _give_back(self, deliveries: Sequence[Delivery]) -> None:
+    def _give_back(self, deliveries: Sequence[D]) -> None:
         self.take_out({id(delivery) for delivery in deliveries})
         if not self.given_back:
             self._do.surplus_returned(self.parked_max)
@@ -200,13 +200,13 @@ class RateLimits:
         for delivery in deliveries:
             self._ways.return_behind(delivery)
 
-    def _count_off(self, deliveries: Sequence[Delivery]) -> None:
+    def _count_off(self, deliveries: Sequence[D]) -> None:
         self._waiting_count -= len(deliveries)
         for delivery in deliveries:
             self._prefetch.unpark(delivery)
 
     @staticmethod
-    def _cancel(lane: Lane) -> None:
+    def _cancel(lane: Lane[D]) -> None:
         if lane.timer is not None:
             lane.timer.cancel()
             lane.timer = None

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic
 
 from umbel.worker.delivery.effects import (
     ACK,
@@ -31,11 +31,12 @@ from umbel.worker.delivery.effects import (
     REJECT,
     REQUEUE,
     RETURN,
+    D,
     Delivery,
     Effects,
 )
 from umbel.worker.delivery.limits import RateLimits
-from umbel.worker.delivery.redelivery import Redeliveries
+from umbel.worker.delivery.redelivery import Redeliveries, Settled
 from umbel.worker.delivery.states import MessageState, State
 from umbel.worker.delivery.stored import StoredStates
 
@@ -66,7 +67,7 @@ _VOID: Final = MessageState.VOID
 _IN_DOUBT: Final = MessageState.IN_DOUBT
 
 
-class Deliveries:
+class Deliveries(Generic[D]):
     """The deliveries of one worker. All methods are called on one thread.
 
     Other threads may read numbers and copy tables.
@@ -74,7 +75,7 @@ class Deliveries:
 
     def __init__(
         self,
-        effects: Effects,
+        effects: Effects[D],
         prefetch: Prefetch,
         revocations: Revocations,
         *,
@@ -88,17 +89,17 @@ class Deliveries:
         self.revocations = revocations
         self._wall = wall
         self._is_stopping = is_stopping
-        self.reserved: dict[int, Any] = {}  # by their identity, in the order of their arrival
-        self.active: dict[int, Any] = {}  # those of them that run
-        self.leaving: dict[int, Any] = {}  # not settled yet, and nothing is to be run: see states
+        self.reserved: dict[int, D] = {}  # by their identity, in the order of their arrival
+        self.active: dict[int, D] = {}  # those of them that run
+        self.leaving: dict[int, D] = {}  # not settled yet, and nothing is to be run: see states
         self.in_pool = 0
-        self.ready: deque[Any] = deque()
-        self.limits = RateLimits(self, effects, prefetch, parked_max, clock)
-        self.stored_states = StoredStates(self, effects)
-        self.redeliveries = Redeliveries(clock)
+        self.ready: deque[D] = deque()
+        self.limits: RateLimits[D] = RateLimits(self, effects, prefetch, parked_max, clock)
+        self.stored_states: StoredStates[D] = StoredStates(self, effects)
+        self.redeliveries: Redeliveries[D] = Redeliveries(clock)
         self._dispatching = False
-        self._by_task_id: dict[str, Any] = {}  # those in `reserved`
-        self._repeated: dict[str, list[Any]] = {}  # further messages of an id, sent twice
+        self._by_task_id: dict[str, D] = {}  # those in `reserved`
+        self._repeated: dict[str, list[D]] = {}  # further messages of an id, sent twice
         self._losses: OrderedDict[str, int] = OrderedDict()
         # Whether messages belong to their connection: then the broker delivers them again when it
         # is lost, and else they are settled, or put back, on the next one.
@@ -114,20 +115,20 @@ class Deliveries:
         known = self.redeliveries.recognise(header)
         if known is None:
             return False
-        if isinstance(known, Delivery):
-            self._do.adopted(known)
-            known.message, known.message_state = message, _OURS
-            self.redeliveries.adopted.add(id(known))
-            self.prefetch.adopted = len(self.redeliveries.adopted)
+        if isinstance(known, Settled):
+            self._do.already_settled(header, known.how)
+            if self.settle_message(message, known.how):
+                self.redeliveries.note(header, known.how)  # this, too, may not reach the broker
+            else:
+                self.redeliveries.remember(header, known.how)
             return True
-        self._do.already_settled(header, known.how)
-        if self.settle_message(message, known.how):
-            self.redeliveries.note(header, known.how)  # this, too, may not reach the broker
-        else:
-            self.redeliveries.remember(header, known.how)
+        self._do.adopted(known)
+        known.message, known.message_state = message, _OURS
+        self.redeliveries.adopted.add(id(known))
+        self.prefetch.adopted = len(self.redeliveries.adopted)
         return True
 
-    def arrived(self, delivery: Any) -> None:
+    def arrived(self, delivery: D) -> None:
         """A message arrived: its task is discarded, held, parked or ready."""
         task_id = delivery.header.id
         self.reserved[id(delivery)] = delivery
@@ -143,7 +144,7 @@ class Deliveries:
         else:
             self._admit(delivery)
 
-    def proceed(self, delivery: Any) -> None:
+    def proceed(self, delivery: D) -> None:
         """Revoked, expired, not due yet, or admitted: on receipt and when its eta has come."""
         if self._is_discarded(delivery):
             return
@@ -155,18 +156,18 @@ class Deliveries:
         self._unhold(delivery)
         self._admit(delivery)
 
-    def judge_again(self, delivery: Any) -> None:
+    def judge_again(self, delivery: D) -> None:
         """It has a token of its rate limit; meanwhile it may have expired or been revoked."""
         if not self._is_discarded(delivery):
             self.make_ready(delivery)
 
-    def _admit(self, delivery: Any) -> None:
+    def _admit(self, delivery: D) -> None:
         if self.limits.lanes:
             self.limits.admit(delivery.policy.name, delivery)
         else:
             self.make_ready(delivery)
 
-    def make_ready(self, delivery: Any) -> None:
+    def make_ready(self, delivery: D) -> None:
         """It waits for nothing but the pool."""
         delivery.state = _READY
         self.ready.append(delivery)
@@ -175,7 +176,7 @@ class Deliveries:
 
     # -- what may not run ----------------------------------------------------------------
 
-    def _objection(self, delivery: Any) -> str | None:
+    def _objection(self, delivery: D) -> str | None:
         """Why it may not run, `revoked` or `expired`; None if it may."""
         revocations = self.revocations
         if revocations.any and revocations.revokes(delivery.id, delivery.header.stamps):
@@ -184,19 +185,19 @@ class Deliveries:
             return "expired"
         return None
 
-    def _is_discarded(self, delivery: Any) -> bool:
+    def _is_discarded(self, delivery: D) -> bool:
         why = self._objection(delivery)
         if why is not None:
             self.discard(delivery, why)
         return why is not None
 
-    def discard(self, delivery: Any, why: str) -> None:
+    def discard(self, delivery: D, why: str) -> None:
         """Answer a delivery that may not run, and that neither waits nor is in the pool."""
         self._unhold(delivery)
         self._leave(delivery, _STORING)
         self._do.store_revoked(delivery, why, None)
 
-    def discard_waiting(self, deliveries: Sequence[Any], why: str) -> None:
+    def discard_waiting(self, deliveries: Sequence[D], why: str) -> None:
         """Answer those of these that have not begun; what runs goes on."""
         taken = self._take_waiting(deliveries)
         for one in taken:
@@ -207,7 +208,7 @@ class Deliveries:
 
     # -- held ----------------------------------------------------------------------------
 
-    def hold(self, delivery: Any, wait_s: float, then: Callable[[Any], None]) -> None:
+    def hold(self, delivery: D, wait_s: float, then: Callable[[D], None]) -> None:
         """Let it wait; it does not count against the window."""
         timer = delivery.timer
         if timer is None:
@@ -217,7 +218,7 @@ class Deliveries:
             timer.cancel()
         delivery.timer = self._do.call_after(wait_s, then, delivery)
 
-    def _unhold(self, delivery: Any) -> None:
+    def _unhold(self, delivery: D) -> None:
         timer = delivery.timer
         if timer is not None:
             timer.cancel()
@@ -231,7 +232,7 @@ class Deliveries:
         if self._dispatching or not self.ready:
             return  # a pool that runs tasks here comes back from within `fill_pool`
         self._dispatching = True
-        refused: list[tuple[Any, str]] = []
+        refused: list[tuple[D, str]] = []
         try:
             self._do.fill_pool(self._startable(refused))
         finally:
@@ -239,7 +240,7 @@ class Deliveries:
             for delivery, why in refused:
                 self.discard(delivery, why)
 
-    def _startable(self, refused: list[tuple[Any, str]]) -> Iterator[Any]:
+    def _startable(self, refused: list[tuple[D, str]]) -> Iterator[D]:
         """What is ready, as the pool asks for it, without what must not start any more."""
         ready, revocations, is_stopping = self.ready, self.revocations, self._is_stopping
         while ready and not is_stopping():
@@ -274,25 +275,25 @@ class Deliveries:
         if grown:
             self.dispatch()
 
-    def began(self, delivery: Any) -> None:
+    def began(self, delivery: D) -> None:
         """The code of its task begins."""
         self.active[id(delivery)] = delivery
         delivery.state = _RUNNING
         if not delivery.policy.acks_late:
             self.settle(delivery, ACK)
 
-    def ended(self, delivery: Any, how: str) -> None:
+    def ended(self, delivery: D, how: str) -> None:
         """The code of its task ended by itself, and this is what that means for the message."""
         try:
             self.settle(delivery, how)
         finally:
             self._left_pool(delivery, _GONE)
 
-    def how_failed(self, delivery: Any) -> str:
+    def how_failed(self, delivery: D) -> str:
         """How the message of a failed task is settled."""
         return ACK if delivery.policy.acks_on_failure else REJECT
 
-    def child_lost(self, delivery: Any) -> bool:
+    def child_lost(self, delivery: D) -> bool:
         """Its process died. Whether it goes back to its queue; otherwise it has `failed`."""
         policy = delivery.policy
         if not (policy.acks_late and policy.requeue_lost):
@@ -302,11 +303,11 @@ class Deliveries:
         self.ended(delivery, REQUEUE)
         return True
 
-    def failed(self, delivery: Any) -> None:
+    def failed(self, delivery: D) -> None:
         """It did not end by itself, and an outcome is being stored: `stored` is next."""
         self._left_pool(delivery, _STORING)
 
-    def terminated(self, delivery: Any, signum: int) -> bool:
+    def terminated(self, delivery: D, signum: int) -> bool:
         """It was ended from outside; false if that was because its message comes again."""
         if delivery.cancelled:
             self._left_pool(delivery, _GONE)
@@ -315,7 +316,7 @@ class Deliveries:
         self._do.store_revoked(delivery, "terminated", signum)
         return True
 
-    def stored(self, delivery: Any, how: str) -> None:
+    def stored(self, delivery: D, how: str) -> None:
         """Its outcome is stored."""
         self.leaving.pop(id(delivery), None)
         delivery.state = _GONE
@@ -324,7 +325,7 @@ class Deliveries:
         finally:
             self._comes_no_more(delivery)
 
-    def _left_pool(self, delivery: Any, state: State) -> None:
+    def _left_pool(self, delivery: D, state: State) -> None:
         self.active.pop(id(delivery), None)
         self._leave(delivery, state)
         self.in_pool -= 1
@@ -333,7 +334,7 @@ class Deliveries:
         if state is _GONE:  # else when its outcome is stored
             self._comes_no_more(delivery)
 
-    def _comes_no_more(self, delivery: Any) -> None:
+    def _comes_no_more(self, delivery: D) -> None:
         """Nothing here waits for its message to come again, or is to settle one that has."""
         if delivery.message_state is not _SETTLED or self.redeliveries.adopted:
             self.redeliveries.ended(delivery)
@@ -348,7 +349,7 @@ class Deliveries:
 
     # -- settling ------------------------------------------------------------------------
 
-    def settle(self, delivery: Any, how: str) -> None:
+    def settle(self, delivery: D, how: str) -> None:
         """Settle its message, unless that was done."""
         state = delivery.message_state
         if state is _OURS:
@@ -376,34 +377,34 @@ class Deliveries:
 
     # -- going back ----------------------------------------------------------------------
 
-    def return_waiting(self, deliveries: Sequence[Any]) -> None:
+    def return_waiting(self, deliveries: Sequence[D]) -> None:
         """Those of these that have not begun go behind the others of their queues."""
         for one in self._take_waiting(deliveries):
             self.return_behind(one)
         self.dispatch()
 
-    def return_behind(self, delivery: Any) -> None:
+    def return_behind(self, delivery: D) -> None:
         """It waits for nothing any more, and another worker shall run it."""
         self._unhold(delivery)
         self._leave(delivery, _RETURNING)
         self._do.return_behind(delivery)
 
-    def returned(self, delivery: Any) -> None:
+    def returned(self, delivery: D) -> None:
         """Its message was moved behind the others."""
         if self._has_returned(delivery):
             delivery.message_state = _SETTLED
 
-    def copied(self, delivery: Any) -> None:
+    def copied(self, delivery: D) -> None:
         """A copy of its message is behind the others, so this one is acknowledged."""
         if self._has_returned(delivery):
             self.settle(delivery, COPIED)
 
-    def not_returned(self, delivery: Any) -> None:
+    def not_returned(self, delivery: D) -> None:
         """Its message cannot go behind the others: it goes to where rejected ones do."""
         if self._has_returned(delivery):
             self.settle(delivery, REQUEUE)
 
-    def _has_returned(self, delivery: Any) -> bool:
+    def _has_returned(self, delivery: D) -> bool:
         if delivery.state is not _RETURNING:
             return False  # its connection was lost meanwhile
         self.leaving.pop(id(delivery), None)
@@ -421,7 +422,7 @@ class Deliveries:
             self._leave(one, _GONE)
             self.settle(one, RETURN)
 
-    def _take_waiting(self, deliveries: Iterable[Any]) -> list[Any]:
+    def _take_waiting(self, deliveries: Iterable[D]) -> list[D]:
         """Those of these that nothing works on; but for timers they wait no longer."""
         chosen = {id(one): one for one in deliveries if one.message_state is _OURS}
         parked = {key for key, one in chosen.items() if one.state is _PARKED}
@@ -436,7 +437,7 @@ class Deliveries:
             self.ready.extend(kept)
         return [one for one in chosen.values() if _waits(one)]
 
-    def _leave(self, delivery: Any, state: State) -> None:
+    def _leave(self, delivery: D, state: State) -> None:
         """Nothing of it is to be run any more."""
         delivery.state = state
         key, task_id = id(delivery), delivery.header.id
@@ -494,7 +495,7 @@ class Deliveries:
         self._do.drop_timers()
         self.prefetch.forget_sent()
 
-    def _leave_returning(self, delivery: Any) -> None:
+    def _leave_returning(self, delivery: D) -> None:
         # It has not run: a copy of it, which looks the same, must not be taken for it.
         del self.leaving[id(delivery)]
         delivery.state = _GONE
@@ -525,18 +526,18 @@ class Deliveries:
                     self._owe_no_more(one)
                 self._do.adopt(one.message)
 
-    def _owe_no_more(self, delivery: Any) -> None:
+    def _owe_no_more(self, delivery: D) -> None:
         delivery.owed = False
         self.prefetch.debtors -= 1
 
     # -- questions -----------------------------------------------------------------------
 
-    def of(self, task_id: str) -> tuple[Any, ...]:
+    def of(self, task_id: str) -> tuple[D, ...]:
         """The deliveries of one task, in constant time."""
         known = self._by_task_id.get(task_id)
         return () if known is None else (known, *self._repeated.get(task_id, ()))
 
-    def held_of(self, ids: Iterable[str], *, headers: bool = False) -> list[Any]:
+    def held_of(self, ids: Iterable[str], *, headers: bool = False) -> list[D]:
         """What is here of these tasks, begun or not, and, if wanted, of revoked headers."""
         found = [one for task_id in ids for one in self.of(task_id)]
         if headers:
@@ -545,20 +546,20 @@ class Deliveries:
             found += [one for one in everything if matching(one.header.stamps) is not None]
         return found
 
-    def unsettled(self) -> list[Any]:
+    def unsettled(self) -> list[D]:
         """The deliveries whose messages wait on this connection to be settled."""
         every = (*self.reserved.values(), *self.leaving.values())
         return [one for one in every if one.message_state is _OURS]
 
 
-def _waits(delivery: Any) -> bool:
+def _waits(delivery: Delivery) -> bool:
     return delivery.state in _WAITING
 
 
 _WAITING: Final = frozenset({_HELD, _PARKED, _READY})
 
 
-def _void(delivery: Any) -> None:
+def _void(delivery: Delivery) -> None:
     state = delivery.message_state
     if state is _OURS:
         delivery.message_state = _VOID

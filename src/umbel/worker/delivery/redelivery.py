@@ -21,9 +21,9 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple
 
-from umbel.worker.delivery.effects import ACK, FINAL, Delivery
+from umbel.worker.delivery.effects import ACK, FINAL, D
 
 if TYPE_CHECKING:
     from umbel.wire.tasks import TaskHeader
@@ -73,18 +73,18 @@ class Settled(NamedTuple):
     until: float
 
 
-class Redeliveries:
+class Redeliveries(Generic[D]):
     """What one worker knows of messages that may come again."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._running: dict[Key, Delivery] = {}  # whose messages come again
+        self._running: dict[Key, D] = {}  # whose messages come again
         self._settled: OrderedDict[Key, Settled] = OrderedDict()
         self.adopted: set[int] = set()  # deliveries, by their identity
         # Settled on this connection: how, and when. Kept only where messages belong to it.
         self.recent: deque[tuple[str, TaskHeader, float]] | None = None
 
-    def recognise(self, header: TaskHeader) -> Delivery | Settled | None:
+    def recognise(self, header: TaskHeader) -> D | Settled | None:
         """The running task of a message that came again, or how it was settled; once."""
         key = Key.of(header)
         settled, delivery = self._settled.pop(key, None), self._running.pop(key, None)
@@ -92,7 +92,7 @@ class Redeliveries:
             return delivery
         return None if settled is None or settled.until < self._clock() else settled
 
-    def expect(self, delivery: Delivery) -> None:
+    def expect(self, delivery: D) -> None:
         """The message of a running task comes again."""
         self._running[Key.of(delivery.header)] = delivery
         if delivery.settled:  # early, and the broker may not have heard of it
@@ -118,7 +118,7 @@ class Redeliveries:
         if self.recent is not None and how in FINAL:
             self.recent.append((how, header, self._clock()))
 
-    def ended(self, delivery: Delivery) -> None:
+    def ended(self, delivery: D) -> None:
         """A task has ended whose message was to come again, or has."""
         self.adopted.discard(id(delivery))
         key = Key.of(delivery.header)

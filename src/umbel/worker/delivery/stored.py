@@ -32,13 +32,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final, Protocol
+from typing import Any, Final, Generic, Protocol
 
 from umbel.cluster.revocations import SKEW_MAX_S
 from umbel.exceptions import TaskRevokedError
 from umbel.wire.limits import Refusal
 from umbel.wire.times import parse_time
-from umbel.worker.delivery.effects import Delivery, Effects
+from umbel.worker.delivery.effects import D, Delivery, Effects
 from umbel.worker.delivery.states import State
 
 # How many are asked about in one round trip.
@@ -47,31 +47,31 @@ PATIENCE_S: Final = 10.0
 REASONS: Final = frozenset({"revoked", "terminated"})
 
 
-class Ways(Protocol):
+class Ways(Protocol[D]):
     """Where deliveries go from here."""
 
-    def hold(self, delivery: Delivery, wait_s: float, then: Callable[[Delivery], None]) -> None:
+    def hold(self, delivery: D, wait_s: float, then: Callable[[D], None]) -> None:
         """Let it wait for `wait_s` at most, then call `then`."""
 
-    def proceed(self, delivery: Delivery) -> None:
+    def proceed(self, delivery: D) -> None:
         """It is not known to be revoked."""
 
-    def discard(self, delivery: Delivery, why: str) -> None:
+    def discard(self, delivery: D, why: str) -> None:
         """It may not run."""
 
 
-class StoredStates:
+class StoredStates(Generic[D]):
     """The questions of one worker."""
 
-    def __init__(self, ways: Ways, effects: Effects) -> None:
+    def __init__(self, ways: Ways[D], effects: Effects[D]) -> None:
         self._ways = ways
         self._do = effects
-        self._waiting: list[Delivery] = []  # not asked about yet
-        self._asked: list[Delivery] = []
+        self._waiting: list[D] = []  # not asked about yet
+        self._asked: list[D] = []
         self._is_late = False  # the answer is, and nobody waits for it
         self.line_count = 0  # of deliveries here that have no eta
 
-    def enter(self, delivery: Delivery) -> None:
+    def enter(self, delivery: D) -> None:
         """Let it go on when it is known not to be revoked, and no earlier one waits."""
         must_wait = _is_read(delivery) or (delivery.eta_s is None and self.line_count > 0)
         if self._is_late or not must_wait:
@@ -99,7 +99,7 @@ class StoredStates:
         self._go_on(deliveries, states)
         self._ask()
 
-    def _go_on(self, deliveries: Sequence[Delivery], states: Mapping[str, Any]) -> None:
+    def _go_on(self, deliveries: Sequence[D], states: Mapping[str, Any]) -> None:
         self.line_count -= sum(one.eta_s is None for one in deliveries)
         for one in deliveries:
             if one.state is not State.HELD:
@@ -110,7 +110,7 @@ class StoredStates:
             else:
                 self._ways.proceed(one)
 
-    def _give_up(self, _: Delivery) -> None:
+    def _give_up(self, _: D) -> None:
         """One of them has waited for too long: all go on, and so do those that come now."""
         self._do.states_are_late(PATIENCE_S)
         deliveries, self._waiting = [*self._asked, *self._waiting], []

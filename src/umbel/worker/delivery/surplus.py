@@ -18,9 +18,9 @@ A queue that its broker deletes when nobody consumes it does not rest.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Generic
 
-from umbel.worker.delivery.effects import Delivery, Effects, Timer
+from umbel.worker.delivery.effects import D, Effects, Timer
 
 ROOM_MIN = 16
 SHORT_S, LONG_S = 0.05, 2.0
@@ -80,7 +80,7 @@ class Round:
         return False
 
 
-class Surplus:
+class Surplus(Generic[D]):
     """What one worker has beyond its bound. On the loop thread.
 
     `add`, `found` and `shrink` are called while messages are received, and leave everything that
@@ -89,16 +89,16 @@ class Surplus:
 
     def __init__(
         self,
-        effects: Effects,
+        effects: Effects[D],
         room: int,
-        give_back: Callable[[Sequence[Delivery]], None],
+        give_back: Callable[[Sequence[D]], None],
         clock: Callable[[], float],
     ) -> None:
         self._do = effects
         self.room = max(room, ROOM_MIN)
         self._give_back = give_back
         self._clock = clock
-        self._deliveries: dict[int, Delivery] = {}
+        self._deliveries: dict[int, D] = {}
         self._since = 0.0  # when the first of these came
         self._timer: Timer | None = None
         self._pause_s = SHORT_S
@@ -114,7 +114,7 @@ class Surplus:
         """Whether a queue is not consumed for a while."""
         return any(one.timer is not None for one in self.rounds.values())
 
-    def add(self, delivery: Delivery) -> None:
+    def add(self, delivery: D) -> None:
         """One more than may be parked."""
         if not self._deliveries:
             self._since = self._clock()
@@ -126,12 +126,12 @@ class Surplus:
         elif self._timer is None:
             self._call_after(self._pause_s, self._look)
 
-    def found(self, delivery: Delivery) -> None:
+    def found(self, delivery: D) -> None:
         """Something may run; asked while there are rounds."""
         if len(self._found) < FOUND_MAX:
             self._found[self._do.origin_of(delivery.message)] = delivery.message
 
-    def shrink(self, delivery: Delivery) -> None:
+    def shrink(self, delivery: D) -> None:
         """This delivery waits no longer: it was surplus, or the oldest that is can be parked."""
         if not self._deliveries:
             return

@@ -135,7 +135,7 @@ class DeliveryDriver:
         self.hostname = worker.plan.hostname
         self._lasting: list[Any] = []  # timers that outlive connections
         plan, conf = worker.plan, worker.app.conf
-        self.machine = Deliveries(
+        self.machine: Deliveries[TaskDelivery] = Deliveries(
             self,
             Prefetch(plan.concurrency, plan.prefetch_multiplier, conf.worker_eta_task_limit),
             worker.revocations,
