@@ -162,6 +162,6 @@ class StoringUnknown(Deliveries):
 
 def test_a_task_does_not_run_again_while_its_failure_is_being_stored() -> None:
     faults = ("cut", "child")
-    assert play(1470, Setting(nodes=1, faults=faults)).violations == []
-    without = play(1470, Setting(nodes=1, faults=faults, parts=Parts(StoringUnknown)))
+    assert play(1487, Setting(nodes=1, faults=faults)).violations == []
+    without = play(1487, Setting(nodes=1, faults=faults, parts=Parts(StoringUnknown)))
     assert [one.rule for one in without.violations] == [RUNS_ONCE]
