@@ -57,7 +57,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("umbel demo --keep", "stays, with a dashboard, until Ctrl-C"),
     ),
     "sim": (
-        ("umbel sim --seed 7", "one play, told line by line"),
+        ("umbel sim --seed 7", "one play, line by line"),
         ("umbel sim --seeds 5000 --nodes 9", "many, and what they had in common"),
     ),
     "report": (("umbel -A shop report", "versions and settings; secrets are masked"),),

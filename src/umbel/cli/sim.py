@@ -60,7 +60,7 @@ def _finite(ctx: click.Context, param: click.Parameter, value: float | None) -> 
     "--what",
     type=click.Choice(sorted(GAMES)),
     default="agreement",
-    help="What to play: how nodes agree (default), or what workers do with deliveries.",
+    help="What to simulate: agreement between nodes (default), or what workers do with messages.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=1, metavar="N", help="The first seed.")
 @click.option(
@@ -74,27 +74,28 @@ def _finite(ctx: click.Context, param: click.Parameter, value: float | None) -> 
     "--nodes",
     type=click.IntRange(1, NODES_MAX),
     metavar="N",
-    help="How many nodes there are at first; else the seed chooses.",
+    help="Number of nodes at the start. The seed chooses it by default.",
 )
 @click.option(
     "--faults",
     "kinds",
     metavar="A,B",
-    help=f"Which faults there may be. Agreement: {', '.join(faults.FAULTS)} (all of these are the "
-    f"default), {faults.REFUSE} (nodes refuse elections), {', '.join(faults.UNSAFE)} (not survived "
-    f"by design). Deliveries: {', '.join(DELIVERIES.faults)} (the default). Or none.",
+    help="Faults that may happen, separated by commas, or none. Agreement: "
+    f"{', '.join(faults.FAULTS)} (all of these are the default), {faults.REFUSE} (nodes refuse "
+    f"elections), {', '.join(faults.UNSAFE)} (not survived "
+    f"by design). Deliveries: {', '.join(DELIVERIES.faults)} (the default).",
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(0.5, SECONDS_MAX),
     metavar="S",
     callback=_finite,
-    help="How long faults go on, in virtual time; else the seed chooses.",
+    help="Seconds of virtual time in which faults happen. The seed chooses them by default.",
 )
 @click.option(
     "--mutation",
     metavar="NAME",
-    help="Take something out that the checks must find missing. Agreement: "
+    help="Break one part on purpose; the checks must find it. Agreement: "
     f"{', '.join(sorted(AGREEMENT.mutations))}. Deliveries: "
     f"{', '.join(sorted(DELIVERIES.mutations))}.",
 )

@@ -157,7 +157,7 @@ class Deliveries(Generic[D]):
         self._admit(delivery)
 
     def judge_again(self, delivery: D) -> None:
-        """It has a token of its rate limit; meanwhile it may have expired or been revoked."""
+        """It has a token of its rate limit; it may have expired or been revoked while it waited."""
         if not self._is_discarded(delivery):
             self.make_ready(delivery)
 
@@ -335,7 +335,7 @@ class Deliveries(Generic[D]):
             self._comes_no_more(delivery)
 
     def _comes_no_more(self, delivery: D) -> None:
-        """Nothing here waits for its message to come again, or is to settle one that has."""
+        """Stop expecting its message to be delivered again."""
         if delivery.message_state is not _SETTLED or self.redeliveries.adopted:
             self.redeliveries.ended(delivery)
             self.prefetch.adopted = len(self.redeliveries.adopted)
@@ -378,13 +378,13 @@ class Deliveries(Generic[D]):
     # -- going back ----------------------------------------------------------------------
 
     def return_waiting(self, deliveries: Sequence[D]) -> None:
-        """Those of these that have not begun go behind the others of their queues."""
+        """Return those of these that have not begun to the ends of their queues."""
         for one in self._take_waiting(deliveries):
             self.return_behind(one)
         self.dispatch()
 
     def return_behind(self, delivery: D) -> None:
-        """It waits for nothing any more, and another worker shall run it."""
+        """Return it to the end of its queue, for any worker to run."""
         self._unhold(delivery)
         self._leave(delivery, _RETURNING)
         self._do.return_behind(delivery)

@@ -41,14 +41,14 @@ class MessageState(Enum):
 
 
 MEANING: Final[dict[Enum, str]] = {
-    State.RECEIVED: "just arrived: may it run, and when?",
+    State.RECEIVED: "just arrived, and not judged yet",
     State.HELD: "waits for its eta, or for its stored state",
     State.PARKED: "waits for its rate limit",
     State.READY: "waits for room in the pool",
     State.IN_POOL: "handed to the pool, not begun",
     State.RUNNING: "its code runs",
     State.STORING: "did not end by itself: its outcome is being stored",
-    State.RETURNING: "on its way behind the other messages of its queue",
+    State.RETURNING: "being returned to the end of its queue",
     State.GONE: "this worker is done with it",
     MessageState.OURS: "unacknowledged, on a connection that is open",
     MessageState.SETTLED: "acknowledged, rejected or given back",
@@ -92,8 +92,8 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
     ),
     *_lines("its body cannot be decoded", (State.RUNNING,), State.STORING),
     *_lines("its outcome is stored", (State.STORING,), State.GONE),
-    *_lines("another worker shall run it", _WAITING, State.RETURNING),
-    *_lines("is back in its queue, or cannot go there", (State.RETURNING,), State.GONE),
+    *_lines("is returned for any worker to run", _WAITING, State.RETURNING),
+    *_lines("is back in its queue, or cannot be returned", (State.RETURNING,), State.GONE),
     *_lines("the worker stops", _WAITING, State.GONE),
     *_lines("its connection is lost", (*_WAITING, State.RETURNING), State.GONE),
 )

@@ -158,8 +158,8 @@ class DeliveryDriver:
         except self._worker.connection_errors as exc:
             headers = message.headers or {}
             worker_logger.warning(
-                "%s of the message of %.200r[%.200r] did not reach the broker: %s",
-                how, headers.get("task"), headers.get("id"), exc,
+                "Cannot settle the message of task %.200s[%.200s] (%s): %s",
+                headers.get("task"), headers.get("id"), how, exc,
             )  # fmt: skip
             self.connection_broken(exc, message)
             return False

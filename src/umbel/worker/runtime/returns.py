@@ -5,7 +5,7 @@ gathered while the loop turns and sent together: on Redis by the loop itself, on
 side thread, which publishes copies; the originals are acknowledged on the loop when those are
 confirmed.
 
-What can not go to the tail is rejected: it goes to the head on RabbitMQ. Nothing is lost when the
+What cannot go to the tail is rejected: it goes to the head on RabbitMQ. Nothing is lost when the
 connection is: RabbitMQ delivers again what was not acknowledged, and on Redis it is given back on
 the next connection.
 """
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("umbel.consumer")
 
-# So many are sent together; when a connection breaks, at most so many are there twice.
+# Sent together: when a connection breaks, at most this many messages are there twice.
 CHUNK = 100
-# A broker that did not take copies is asked again after so long.
+# Seconds until a broker that did not take copies is asked again.
 MISTRUST_S = 60.0
 
 
@@ -135,8 +135,8 @@ class Returns:
         self._copying_count -= len(deliveries)
         if failure is not None:
             logger.warning(
-                "tasks can not go behind the others of their queue for %.0f s: %s: %s",
-                MISTRUST_S, type(failure).__name__, failure,
+                "Cannot return tasks to the end of their queue (%s: %s). Retrying in %.0f s",
+                type(failure).__name__, failure, MISTRUST_S,
             )  # fmt: skip
             self._mistrusted_until = time.monotonic() + MISTRUST_S
         for delivery, done in zip(deliveries, confirmed, strict=True):
